@@ -235,6 +235,14 @@ def test_too_few_engines_for_too_long_end_the_run(serving: Serving):
     assert client.commit()["experiences"] == 1 and serving.stop() == ExitCode.INTERRUPTED
 
 
+def test_a_name_that_has_explored_tasks_is_refused(serving: Serving):
+    serving.parts.trees["explorer"]["buffer"]["total_steps"] = 1
+    assert serving.parts.start("explorer").wait(60) == ExitCode.DONE, serving.parts.output("explorer")
+    process = serving.parts.start("explorer", "--set", "mode=serve")
+    assert process.wait(60) == ExitCode.USAGE
+    assert "E1898" in serving.parts.output("explorer")
+
+
 def _until(is_so: object, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     assert callable(is_so)

@@ -43,6 +43,12 @@ class ServeSide(ExplorerSide):
         import trinity.engine.create
         import trinity.explorer.proxy.service  # noqa: F401
 
+    @property
+    def service(self) -> ProxyService:
+        """What answers; there after `prepare`."""
+        assert self._service is not None, "prepare() comes first"
+        return self._service
+
     async def prepare(
         self,
         synchronizer: Synchronizer | None = None,
@@ -117,8 +123,7 @@ class ServeSide(ExplorerSide):
         Raises:
             EnginesLostError: too few engines answer for too long.
         """
-        service = self._service
-        assert service is not None, "prepare() comes first"
+        service = self.service
         serving = self._serving = asyncio.create_task(service.serve(), name=self.config.explorer.name)
         if self._is_stopped:
             serving.cancel()

@@ -44,6 +44,11 @@ def test_one_gpu_does_not_make_it_another_mode(examined: Examine) -> None:
         assert plan.stages[0].config.mode == "serve"
 
 
+def test_tasks_that_nobody_attempts_are_a_warning(examined: Examine) -> None:
+    assert ("W1902", "buffer.explorer_input") in _found(examined)
+    assert ("W1902", "buffer.explorer_input") not in _found(examined, "buffer.explorer_input=null")
+
+
 def test_a_relative_database_is_below_the_working_directory(examined: Examine) -> None:
     plan, problems = examined(SERVE, "explorer.db_url=calls.db")
     assert not [problem.render() for problem in problems if problem.is_error]

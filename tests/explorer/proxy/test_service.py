@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import openai
 import pytest
 
 from tests.explorer.proxy.in_process import KEY, Service
+from trinity.buffer.pipelines import ExperiencePipeline
+from trinity.common.errors import EnvironmentProblem
 from trinity.explorer.proxy.client import ServeError
 
 Make = Callable[..., Service]
@@ -183,3 +186,56 @@ def test_a_full_buffer_refuses_a_commit_and_keeps_what_is_rewarded(make: Make):
     with pytest.raises(ServeError, match="is full .capacity 16.") as full:
         client.commit()
     assert full.value.status == 503 and client.get_metrics()["rewarded_count"] == 16
+
+
+def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(make: Make):
+    service = make(rollout_model={"history_limit": 6})
+    first = service.ask(service.client("first"))
+    said = [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "2+2="},
+    ]
+    service.ask(service.client("first"), messages=said)
+    assert service.on_loop(service.side.service._engine.stats())["continued_turns"] == 1
+    for number in range(4):
+        service.ask(service.client(f"other{number}"))
+    service.ask(service.client("first"), messages=said)
+    assert service.on_loop(service.side.service._engine.stats())["continued_turns"] == 1
+
+
+def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path):
+    port = int(service.address.rpartition(":")[2])
+    with pytest.raises(EnvironmentProblem, match=f"explorer.proxy_port {port} cannot be listened at") as taken:
+        Service(tmp_path / "run", proxy_port=port)
+    assert taken.value.code == "E3435"
+
+
+def test_weights_that_cannot_be_had_are_told_and_the_old_ones_answer(make: Make, caplog: pytest.LogCaptureFixture):
+    service = make()
+    (service.job / "synchronizer.json").write_text("{")
+    for _ in range(200):
+        if "answers still come from version 0" in caplog.text:
+            break
+        time.sleep(0.05)
+    assert "answers still come from version 0" in caplog.text
+    assert service.ask(service.client()).id and service.client().alive()
+
+
+def test_an_operator_that_fails_is_a_500_and_the_answers_stay_rewarded(make: Make):
+    service = make()
+    client = service.client("fails")
+    client.feedback(1.0, [service.ask(client).id])
+    failing = ExperiencePipeline([("failing", _Failing())])
+    committer = service.side.service._committer
+    whole, committer._pipeline = committer._pipeline, failing
+    with pytest.raises(ServeError, match="experience operator failing failed on 1 experiences") as failed:
+        client.commit()
+    assert failed.value.status == 500 and client.get_metrics()["rewarded_count"] == 1
+    committer._pipeline = whole
+    assert client.commit()["experiences"] == 1
+
+
+class _Failing:
+    def process(self, exps: list[Any]) -> Any:
+        raise ValueError("no")

@@ -106,9 +106,13 @@ class CallerModel:
         model: with the conversations of the caller.
         caller: what its calls belong to.
         owner: records the answers.
+
+    Attributes:
+        answer_count: choices that it was answered, and one.
     """
 
     def __init__(self, model: ModelWrapper, caller: Caller, owner: CallerModels) -> None:
+        self.answer_count = 1  # a caller costs about as much as an answer
         self._model, self._caller, self._owner = model, caller, owner
 
     @property
@@ -131,13 +135,16 @@ class CallerModel:
 
     async def chat_async(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Experience]:
         """Return `n` recorded answers to a conversation."""
-        arguments = self._owner.arguments(kwargs)
-        return await self._owner.recorded(await self._model.chat_async(messages, **arguments), self._caller)
+        return await self._recorded(self._model.chat_async(messages, **self._owner.arguments(kwargs)))
 
     async def generate_async(self, prompts: Any, **kwargs: Any) -> list[Experience]:
         """Return `n` recorded samples of each prompt."""
-        arguments = self._owner.arguments(kwargs)
-        return await self._owner.recorded(await self._model.generate_async(prompts, **arguments), self._caller)
+        return await self._recorded(self._model.generate_async(prompts, **self._owner.arguments(kwargs)))
+
+    async def _recorded(self, call: Coroutine[Any, Any, list[Experience]]) -> list[Experience]:
+        experiences = await self._owner.recorded(await call, self._caller)
+        self._owner.remember(self, self._caller, len(experiences))
+        return experiences
 
 
 class CallerModels:
@@ -151,7 +158,8 @@ class CallerModels:
         writer: keeps the answers.
         token: what a caller has to send.
         refuse: raises why no call can be taken now.
-        limit: callers whose conversations are remembered; those that called last.
+        limit: answers whose tokens are remembered, by all callers; beyond it those that called longest ago are
+            forgotten, and their conversations are tokenised again.
 
     Attributes:
         answer_count: answers so far, of which an answer with several choices is one.
@@ -173,6 +181,7 @@ class CallerModels:
         self._life = secrets.token_hex(4)  # samples of another process have other identities, so other noise
         self._lock = threading.Lock()
         self._callers: OrderedDict[Caller, CallerModel] = OrderedDict()
+        self._remembered = 0
 
     def is_token(self, token: str) -> bool:
         """Return whether a caller has sent the token."""
@@ -193,10 +202,20 @@ class CallerModels:
                 task = "calls" if caller.task is None else f"task_{caller.task}"
                 own = self._model.for_run(f"serve_{self._life}", task, caller.run)
                 found = self._callers[caller] = CallerModel(own, caller, self)
+                self._remembered += found.answer_count
             self._callers.move_to_end(caller)
-            if len(self._callers) > self._limit:
-                self._callers.popitem(last=False)
         return found
+
+    def remember(self, model: CallerModel, caller: Caller, count: int) -> None:
+        """Count answers of a caller; forget others above the limit."""
+        with self._lock:
+            if self._callers.get(caller) is not model:  # it was forgotten meanwhile
+                return
+            model.answer_count += count
+            self._remembered += count
+            while self._remembered > self._limit and len(self._callers) > 1:
+                _, oldest = self._callers.popitem(last=False)
+                self._remembered -= oldest.answer_count
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call, at the temperature of the run.

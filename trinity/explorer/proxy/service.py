@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity.common.errors import EngineError, SyncError, TrinityError
+from trinity.common.errors import DeadlineError, EngineError, SyncError, TrinityError
 from trinity.explorer.assembly import build_pipeline, experience_buffer, store_scope
 from trinity.explorer.producer import Producer
 from trinity.explorer.proxy.commit import Committed, Committer
@@ -225,7 +225,7 @@ class ProxyService:
         before = self._engine.model_version
         try:
             await self._served.take_newest()
-        except SyncError as error:
+        except (SyncError, DeadlineError) as error:
             self._tell_of(error)
             return
         self._told = ""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from trinity.common.config.keys import KEYS, ROLLOUT_MODEL
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.buffers import absolute_url, is_database
+from trinity.common.config.rules.tasksets import tasksets
 
+INPUT = KEYS.buffer.explorer_input
 URL = KEYS.explorer.db_url
 LEAST = KEYS.explorer.min_running_model_num
 
@@ -31,6 +33,14 @@ def resolve_serve(resolution: Resolution) -> None:
             rule=f"<= {engines}",
             involves=(ROLLOUT_MODEL.engine_num,),
             suggestion=f"write `min_running_model_num: {engines}`",
+        )
+    if resolution.is_own(INPUT) and tasksets(resolution):
+        resolution.problem(
+            "W1902",
+            INPUT,
+            f"`{INPUT}` has no effect with mode serve: it attempts no tasks, and answers programs outside of the run",
+            involves=(KEYS.mode,),
+            suggestion="remove it, or write `mode: explore`",
         )
     path = resolution.get(URL)
     if not path:
