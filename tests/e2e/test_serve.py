@@ -243,6 +243,15 @@ def test_a_name_that_has_explored_tasks_is_refused(serving: Serving):
     assert "E1898" in serving.parts.output("explorer")
 
 
+def test_on_ray_it_answers_from_processes_of_their_own(serving: Serving):
+    serving.parts.trees["proxy"]["cluster"] = {"runtime": "ray"}
+    client = serving.start()
+    client.feedback(1.0, [serving.ask(client).id])
+    assert client.commit()["experiences"] == 1
+    assert serving.stop() == ExitCode.INTERRUPTED
+    assert [exp.reward for exp in serving.stored()] == [1.0]
+
+
 def _until(is_so: object, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     assert callable(is_so)

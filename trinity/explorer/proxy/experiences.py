@@ -41,16 +41,15 @@ def committed_experiences(rows: Sequence[Row[Any]], *, batch: str) -> list[Exper
 
 def _joined(calls: list[Experience]) -> list[Experience]:
     """Return the conversations of a run; its calls, if their rewards differ."""
-    rewards = {call.reward for call in calls}
-    if len(rewards) > 1:
-        return calls
-    conversations = trajectories(calls)
-    reward = rewards.pop()
-    for conversation in conversations:
-        conversation.reward = reward
-        ids = [call.info[MESSAGE_ID] for call in calls if _begins_with(conversation, call)]
-        conversation.info = {**conversation.info, MESSAGE_IDS: list(dict.fromkeys(ids))}
-    return conversations
+    is_one = all(call.reward == calls[0].reward for call in calls)
+    found = []
+    for group in [calls] if is_one else [[call] for call in calls]:
+        for conversation in trajectories(group):
+            ids = [call.info[MESSAGE_ID] for call in group if _begins_with(conversation, call)]
+            conversation.info = {**conversation.info, MESSAGE_IDS: list(dict.fromkeys(ids))}
+            conversation.reward = group[0].reward
+            found.append(conversation)
+    return found
 
 
 def _begins_with(conversation: Experience, call: Experience) -> bool:
