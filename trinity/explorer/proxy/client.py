@@ -69,12 +69,14 @@ class TrinityClient:
         self.task_id = task_id or uuid.uuid4().hex
         self.run_id = run_id
         self._key = api_key or os.environ.get(API_KEY_ENV_VAR) or NO_KEY
+        # Plain HTTP needs no certificates, whose loading takes longer than most requests.
+        self._transport: dict[str, Any] = {"trust_env": False, "verify": not self.proxy_url.startswith("http://")}
 
     # ------------------------------------------------------------------ health
     def alive(self) -> bool:
         """Return whether the service answers and has enough engines."""
         try:
-            answer = httpx.get(f"{self.proxy_url}/health", timeout=ALIVE_TIMEOUT_S, trust_env=False)
+            answer = httpx.get(f"{self.proxy_url}/health", timeout=ALIVE_TIMEOUT_S, **self._transport)
         except httpx.HTTPError:
             return False
         return answer.status_code == httpx.codes.OK
@@ -118,7 +120,7 @@ class TrinityClient:
             base_url=self.openai_base_url,
             api_key=self._key,
             default_headers=self._headers(),
-            http_client=openai.DefaultHttpxClient(trust_env=False),
+            http_client=openai.DefaultHttpxClient(**self._transport),
         )
 
     def get_openai_async_client(self) -> openai.AsyncOpenAI:
@@ -129,7 +131,7 @@ class TrinityClient:
             base_url=self.openai_base_url,
             api_key=self._key,
             default_headers=self._headers(),
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+            http_client=openai.DefaultAsyncHttpxClient(**self._transport),
         )
 
     def _headers(self) -> dict[str, str]:
@@ -201,7 +203,7 @@ class TrinityClient:
         return found if msg_ids is None else {**found, "msg_ids": list(msg_ids)}
 
     def _asked(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with httpx.Client(headers=self._authorization(), timeout=timeout_s, trust_env=False) as client:
+        with httpx.Client(headers=self._authorization(), timeout=timeout_s, **self._transport) as client:
             try:
                 return _answer(client.request(method, self.proxy_url + path, json=body))
             except httpx.HTTPError as error:
@@ -210,7 +212,7 @@ class TrinityClient:
     async def _asked_async(
         self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        async with httpx.AsyncClient(headers=self._authorization(), timeout=timeout_s, trust_env=False) as client:
+        async with httpx.AsyncClient(headers=self._authorization(), timeout=timeout_s, **self._transport) as client:
             try:
                 return _answer(await client.request(method, self.proxy_url + path, json=body))
             except httpx.HTTPError as error:
