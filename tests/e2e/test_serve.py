@@ -64,6 +64,25 @@ def test_what_outside_programs_reward_and_commit_is_trained_with_the_tokens_that
     assert (line["rollout/reward/mean"], line["rollout/answer_count"], line["rollout/unrewarded_count"]) == (0.5, 4, 1)
 
 
+def test_a_token_that_nobody_wrote_is_printed_once_and_the_service_may_move(serving: Serving):
+    del serving.parts.trees["proxy"]["explorer"]["rollout_model"]["api_key"]
+    client = serving.start()
+    with pytest.raises(ServeError, match="token"):
+        client.get_metrics()
+    _until(lambda: "api_key: " in serving.parts.output("proxy"))
+    token = serving.parts.output("proxy").split("api_key: ")[1].split()[0]
+    own = TrinityClient(client.proxy_url, token)
+    assert len(token) >= 32 and own.get_metrics()["model_version"] == 0
+    assert own.feedback(1.0, [serving.ask(own).id])["updated"] == 1
+    assert serving.stop() == ExitCode.INTERRUPTED
+    assert serving.parts.output("proxy").count(token) == 1
+    files = [path for path in serving.parts.job.rglob("*") if path.is_file()]
+    assert len(files) > 4 and not [path for path in files if token.encode() in path.read_bytes()]
+    moved = ("explorer.listen_address=localhost", f"explorer.rollout_model.api_key={KEY}")
+    again = serving.start(*(word for value in moved for word in ("--set", value)), "--quiet")
+    assert again.commit()["experiences"] == 1 and serving.stop() == ExitCode.INTERRUPTED
+
+
 @pytest.mark.difference("Calls that continue each other")
 def test_calls_of_a_run_that_go_on_are_one_experience_in_which_every_answer_is_trained_once(serving: Serving):
     serving.start()
