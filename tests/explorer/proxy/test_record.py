@@ -61,7 +61,7 @@ def test_a_reward_may_come_again_and_change_until_it_is_committed(record: CallRe
     assert (row.message_id, row.reward, bytes(row.experience_bytes)) == (IDS[0], 0.7, b"payload 0")
     with pytest.raises(FeedbackError, match=r"is committed with reward 0.7 \(explore step 1\)") as second:
         record.reward(0.8, message_ids=[IDS[1], IDS[0]], caller=None)
-    assert second.value.status == 409 and record.counts == Counts(waiting=1, rewarded=1)
+    assert second.value.status == 409 and record.counts == Counts(waiting=1, rewarded=0)
     record.finish(1)
     assert record.reward(0.7, message_ids=[IDS[0]], caller=None) == Rewarded(0, 1)
     with pytest.raises(FeedbackError, match="is committed"):

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
 
 from trinity.buffer.store.database import Database
+from trinity.buffer.store.ledger import chunks
 from trinity.common.errors import TrinityError
 from trinity.explorer.proxy.tables import CALLS, create_tables
 from trinity.utils.log import get_logger
@@ -23,7 +24,6 @@ from trinity.utils.log import get_logger
 logger = get_logger("explorer")
 
 BUSY_TIMEOUT_S = 30.0
-CHUNK = 500  # ids of one statement
 
 
 class FeedbackError(TrinityError):
@@ -88,7 +88,7 @@ class Counts:
 
     Attributes:
         waiting: without a reward.
-        rewarded: with one, not committed.
+        rewarded: with one, not of a commit yet.
     """
 
     waiting: int
@@ -194,41 +194,47 @@ class CallRecord:
                 assert caller is not None and caller.task is not None, "a feedback names answers or a run"
                 rows = self._of_caller(connection, caller)
             else:
-                rows = [row for each in dict.fromkeys(message_ids) for row in self._of_message(connection, each)]
+                rows = self._of_messages(connection, list(dict.fromkeys(message_ids)))
             _refuse_second(rows, reward)
             open_rows = {row.id: row for row in rows if row.step is None}
             values: dict[str, Any] = {"reward": reward}
             if message_ids is not None and caller is not None:
                 values |= {"task": caller.task, "run_id": caller.run}
-            ids = list(open_rows)
-            for begin in range(0, len(ids), CHUNK):
-                chosen = CALLS.c.id.in_(ids[begin : begin + CHUNK])
-                connection.execute(update(CALLS).where(chosen).values(**values))
+            for chunk in chunks(list(open_rows)):
+                connection.execute(update(CALLS).where(CALLS.c.id.in_(chunk)).values(**values))
         updated = sum(row.reward != reward for row in open_rows.values())
-        return Rewarded(updated, len({row.id for row in rows}) - updated)
+        return Rewarded(updated, len(rows) - updated)
 
-    def _of_message(self, connection: Connection, message_id: str) -> list[Row[Any]]:
-        name, _, choice = message_id.partition("#")
-        condition = and_(self._own, CALLS.c.message_id == name)
-        if choice:
-            number = int(choice) if choice.isdecimal() and len(choice) < 10 else -1
-            condition = and_(condition, CALLS.c.choice == number)
-        return self._found(connection, condition, f"no answer {message_id!r} is recorded")
+    def _of_messages(self, connection: Connection, message_ids: Sequence[str]) -> list[Row[Any]]:
+        parts = [message_id.partition("#") for message_id in message_ids]
+        found: dict[str, list[Row[Any]]] = {}
+        for chunk in chunks([name for name, _, _ in parts]):
+            for row in self._found(connection, CALLS.c.message_id.in_(chunk)):
+                found.setdefault(row.message_id, []).append(row)
+        rows: dict[int, Row[Any]] = {}
+        for message_id, (name, _, choice) in zip(message_ids, parts, strict=True):
+            named = [row for row in found.get(name, ()) if not choice or str(row.choice) == choice]
+            if not named:
+                raise self._unknown(f"no answer {message_id!r} is recorded")
+            rows |= {row.id: row for row in named}
+        return [rows[number] for number in sorted(rows)]
 
     def _of_caller(self, connection: Connection, caller: Caller) -> list[Row[Any]]:
-        condition = and_(self._own, CALLS.c.task == caller.task, CALLS.c.run_id == caller.run)
-        return self._found(connection, condition, f"no call of task {caller.task!r}, run {caller.run} is recorded")
-
-    def _found(self, connection: Connection, condition: ColumnElement[bool], message: str) -> list[Row[Any]]:
-        columns = (CALLS.c.id, CALLS.c.message_id, CALLS.c.reward, CALLS.c.step)
-        rows: list[Any] = list(connection.execute(select(*columns).where(condition).order_by(CALLS.c.id)))
+        rows = self._found(connection, and_(CALLS.c.task == caller.task, CALLS.c.run_id == caller.run))
         if not rows:
-            raise FeedbackError(
-                f"{message} here: it was answered by another server, or is one of the {self.dropped_count} dropped "
-                f"ones, or older than the last {self.limit} committed ones (explorer.rollout_model.history_limit)",
-                status=404,
-            )
+            raise self._unknown(f"no call of task {caller.task!r}, run {caller.run} is recorded")
         return rows
+
+    def _found(self, connection: Connection, condition: ColumnElement[bool]) -> list[Row[Any]]:
+        columns = (CALLS.c.id, CALLS.c.message_id, CALLS.c.choice, CALLS.c.reward, CALLS.c.step)
+        return list(connection.execute(select(*columns).where(self._own, condition).order_by(CALLS.c.id)))
+
+    def _unknown(self, message: str) -> FeedbackError:
+        return FeedbackError(
+            f"{message} here: it was answered by another server, or is one of the {self.dropped_count} dropped ones, "
+            f"or older than the last {self.limit} committed ones (explorer.rollout_model.history_limit)",
+            status=404,
+        )
 
     # ----------------------------------------------------------------- commit
     def begun(self) -> tuple[int, list[Row[Any]]] | None:
@@ -283,7 +289,7 @@ class CallRecord:
 
     def _counts(self, connection: Connection) -> Counts:
         has_reward = CALLS.c.reward.is_not(None)
-        is_open = and_(self._own, or_(CALLS.c.step.is_(None), CALLS.c.experience_bytes.is_not(None)))
+        is_open = and_(self._own, CALLS.c.step.is_(None))  # an index has all of it
         found = connection.execute(select(has_reward, func.count()).where(is_open).group_by(has_reward))
         numbers = {bool(rewarded): int(number) for rewarded, number in found}
         return Counts(numbers.get(False, 0), numbers.get(True, 0))
