@@ -86,9 +86,9 @@ def test_a_history_that_nobody_extracts_keeps_the_newest_and_counts_the_others(
     async def work(wrapper: ModelWrapper) -> None:
         said = [await wrapper.chat_async(ASK) for _ in range(4)]
         assert wrapper.extract_experience_from_history(clear_history=False) == [*said[2], *said[3]]
-        assert wrapper.history_dropped == 2
+        assert wrapper.history.dropped == 2
         said.append(await wrapper.chat_async(ASK))
-        assert wrapper.extract_experience_from_history() == [*said[3], *said[4]] and wrapper.history_dropped == 3
+        assert wrapper.extract_experience_from_history() == [*said[3], *said[4]] and wrapper.history.dropped == 3
 
     with_wrapper(llama[0], work, enable_history=True, rollout_config=InferenceModelConfig(history_limit=2))
     warnings = [record.getMessage() for record in caplog.records if "nobody extracts" in record.getMessage()]
