@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path:
     with program() as trinity:
         wrapper.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {trinity} "$@"\n')
         wrapper.chmod(0o755)
-        env = environment(tmp_path, num_rows=144, TRINITY=str(wrapper))
+        env = environment(tmp_path, num_rows=144, TRINITY=str(wrapper), PYTHON=sys.executable, STEPS="3")
+        env["PYTHONPATH"] = str(ROOT)  # a script of an example may import the package
         command = ["bash", str(script), str(tmp_path / "work")]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     parts = {path.name: path.read_text()[-2000:] for path in tmp_path.rglob("*.out")}

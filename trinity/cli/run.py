@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from trinity.utils.log import get_logger, log_to_console, redact
 if TYPE_CHECKING:
     from trinity.common.config import Plan
     from trinity.launch.run import RunOptions, RunResult
+    from trinity.launch.side import ServedAt
     from trinity.launch.stage import StageResult
 
 logger = get_logger("cli")
@@ -141,14 +143,27 @@ def _run_with_progress(plan: Plan, options: RunOptions) -> RunResult:
     from trinity.launch.run import run_plan
 
     if options.is_quiet:
+        options.on_served = _served_printer(typer.echo)
         return run_plan(plan, options)
     progress = Progress()
+    options.on_served = _served_printer(progress.print_line)
     if progress.is_live:
         log_to_console(write=progress.print_line)
     options.on_metrics = progress.on_metrics
     options.on_stage = progress.on_stage
     with progress:
         return run_plan(plan, options)
+
+
+def _served_printer(say: Callable[[str], object]) -> Callable[[ServedAt], None]:
+    """Return what tells the user, once, where mode serve answers."""
+
+    def tell(served: ServedAt) -> None:
+        token = served.token or "as in explorer.rollout_model.api_key"
+        say(f"ready: {served.address}/v1, an OpenAI-compatible endpoint; Ctrl-C ends it")
+        say(f"  api_key: {token}")
+
+    return tell
 
 
 def _report(error: TrinityError) -> None:

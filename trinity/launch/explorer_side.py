@@ -75,18 +75,12 @@ class ExplorerSide(Side["ExploreSummary"]):
         Raises:
             TrinityError: a model, a dataset or the store cannot be used.
         """
-        from trinity.buffer.buffer import open_store
-        from trinity.engine.create import create_auxiliary_models, create_inference_model
         from trinity.explorer.assembly import runner_place
         from trinity.explorer.explorer import Explorer
 
-        config = self.config
-        if self._store is None:
-            self._store = open_store(config)
-        await asyncio.to_thread(self._complete_backup, self._store)
-        synchronizer = synchronizer or folder_synchronizer(config, self._store)
-        engine = create_inference_model(config, self.runtime)
-        self._engines = [engine, *create_auxiliary_models(config, self.runtime)]
+        config, store = self.config, await self._opened_store()
+        synchronizer = synchronizer or folder_synchronizer(config, store)
+        engine = self._made_engines()
         self._place = runner_place(config, engine, self._engines[1:], self.runtime)
         if self._place is not None:
             self._place.begin()
@@ -95,15 +89,13 @@ class ExplorerSide(Side["ExploreSummary"]):
             config,
             model=engine,
             auxiliary_models=self._engines[1:],
-            store=self._store,
+            store=store,
             synchronizer=synchronizer,
             monitor=self._monitor,
             resume=resume,
             place=self._place,
         )
-        for each in self._engines:
-            await each.prepare()
-        await serve_adapter(self.config, engine)
+        await self._prepare_engines()
         await self._explorer.prepare()
         planned = self._explorer.planned_steps
         self._tell_total(config.explorer.name, planned, step=self._explorer.state.explore_step)
@@ -146,6 +138,28 @@ class ExplorerSide(Side["ExploreSummary"]):
         if self._place is not None:
             self._place.close()
         await self._close((*explorer, *(engine.shutdown for engine in self._engines)))
+
+    async def _opened_store(self) -> ExperienceStore:
+        """Return the store, its copy in JSON lines complete."""
+        from trinity.buffer.buffer import open_store
+
+        if self._store is None:
+            self._store = open_store(self.config)
+        await asyncio.to_thread(self._complete_backup, self._store)
+        return self._store
+
+    def _made_engines(self) -> InferenceModel:
+        """Make the engines, not yet prepared; return that of the rollout model."""
+        from trinity.engine.create import create_auxiliary_models, create_inference_model
+
+        engine = create_inference_model(self.config, self.runtime)
+        self._engines = [engine, *create_auxiliary_models(self.config, self.runtime)]
+        return engine
+
+    async def _prepare_engines(self) -> None:
+        for each in self._engines:
+            await each.prepare()
+        await serve_adapter(self.config, self._engines[0])
 
     def _complete_backup(self, store: ExperienceStore) -> None:
         """Update the JSON lines beside the store and log where they are."""

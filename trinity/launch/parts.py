@@ -44,7 +44,7 @@ def part_of(config: Config) -> str | None:
     A trainer has one place, whatever its name: a second one finds it taken, and one that comes back under another name
     continues what was there.
     """
-    if config.mode == Mode.EXPLORE:
+    if config.mode in (Mode.EXPLORE, Mode.SERVE):
         return config.explorer.name
     if config.mode == Mode.BENCH:
         return BENCH

@@ -16,7 +16,7 @@ from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.parts import part_of
 from trinity.launch.process_setup import THIS_MACHINE, process_setup
-from trinity.launch.side import MetricsListener, R, Side, StageSide
+from trinity.launch.side import MetricsListener, R, ServedAt, Side, StageSide
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.head_watch import ClusterLostError, HeadWatch, lost
@@ -271,6 +271,11 @@ class RemoteSide(Generic[R]):
         """Return how many experiences are not trained, and of how many."""
         left, total = await self._handle.untrained()
         return left, total
+
+    async def served(self) -> ServedAt | None:
+        """Return where callers are answered; None: nowhere."""
+        found: ServedAt | None = await self._handle.served()
+        return found
 
     async def request_stop(self) -> None:
         """Let the side end early."""

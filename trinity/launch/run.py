@@ -54,7 +54,7 @@ from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
 
 if TYPE_CHECKING:
-    from trinity.launch.stage import MetricsListener, StageResult
+    from trinity.launch.stage import MetricsListener, ServedListener, StageResult
 
 logger = get_logger("launch")
 
@@ -70,6 +70,7 @@ class RunOptions:
         is_quiet: print warnings and errors only.
         on_metrics: called with actor, step and values of every logged line.
         on_stage: called with each stage's plan before it starts.
+        on_served: called with where mode serve answers, once it does.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
         command: what continues the run from any folder, for those who wait for it; without secrets.
         log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
@@ -82,6 +83,7 @@ class RunOptions:
     is_quiet: bool = False
     on_metrics: MetricsListener | None = None
     on_stage: Any = None
+    on_served: ServedListener | None = None
     resume_overrides: Sequence[str] = ()
     command: str = ""
     log_dir: Path | None = None
@@ -267,7 +269,7 @@ def _finished_model(config: Config) -> Path | None:
     job_dir = Path(config.checkpoint_job_dir)
     record = read_record(job_dir, part_of(config))
     if (
-        config.mode in (Mode.EXPLORE, Mode.BENCH)
+        config.mode in (Mode.EXPLORE, Mode.SERVE, Mode.BENCH)
         or record.get("status") != "done"
         or record.get("length") != _length(config)
     ):
@@ -373,7 +375,8 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
         write_record(job_dir, part, facts=facts)
 
     with placed(config) as place:
-        made = Stage(config, name=stage.name, stop=stop, on_metrics=options.on_metrics, on_facts=note, place=place)
+        told: dict[str, Any] = {"on_metrics": options.on_metrics, "on_facts": note, "on_served": options.on_served}
+        made = Stage(config, name=stage.name, stop=stop, place=place, **told)
         attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))
     stop.refuse()

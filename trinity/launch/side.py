@@ -77,6 +77,22 @@ class StageSide(Ending, Computing, Protocol[R_co]):
     async def untrained(self) -> tuple[int, int]:
         """Return how many experiences are not trained, and of how many."""
 
+    async def served(self) -> ServedAt | None:
+        """Return where callers are answered; None: nowhere."""
+
+
+@dataclass(frozen=True)
+class ServedAt:
+    """Where mode serve answers.
+
+    Attributes:
+        address: `http://host:port`.
+        token: that callers send; None: the one that is written in the configuration.
+    """
+
+    address: str
+    token: str | None
+
 
 @dataclass(frozen=True)
 class ProcessSpec:
@@ -175,6 +191,10 @@ class Side(ABC, Generic[R]):
         counts = self._store.counts(experience_buffer(self.config), **store_scope(self.config))
         left = counts["ready"] + counts["claimed"]
         return left, left + counts["trained"]
+
+    async def served(self) -> ServedAt | None:
+        """Return where callers are answered; None: nowhere."""
+        return None
 
     def _keep(self, actor: str, step: int, values: Mapping[str, float]) -> None:
         self._lines.append((actor, step, dict(values)))

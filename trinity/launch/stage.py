@@ -18,7 +18,8 @@ from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
 from trinity.launch.placement import LocalPlacement, Placement
 from trinity.launch.rewind import rewound
-from trinity.launch.side import Computing, Ending, MetricsListener, StageSide, close_all, end_all
+from trinity.launch.serve_side import ServeSide
+from trinity.launch.side import Computing, Ending, MetricsListener, ServedAt, StageSide, close_all, end_all
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 logger = get_logger("launch")
 
 FactsListener = Callable[[Mapping[str, Any]], None]
+ServedListener = Callable[[ServedAt], None]
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Stage:
         on_metrics: called with actor name, step and values of every logged line.
         on_facts: called with what decides float results where the stage computes, before anything is loaded; it may
             refuse them.
+        on_served: called with where mode serve answers, once it does.
         place: where the sides are; None: in this process.
 
     Attributes:
@@ -81,6 +84,7 @@ class Stage:
         stop: StopSignal,
         on_metrics: MetricsListener | None = None,
         on_facts: FactsListener | None = None,
+        on_served: ServedListener | None = None,
         place: Placement | None = None,
     ) -> None:
         self.config = config
@@ -88,6 +92,7 @@ class Stage:
         self.stop = stop
         self.on_metrics = on_metrics
         self.on_facts = on_facts
+        self.on_served = on_served
         self.job_dir = Path(config.checkpoint_job_dir)
         self.place: Placement = place or LocalPlacement(config)
         self.has_begun = False
@@ -108,6 +113,8 @@ class Stage:
                     await self._train_only(result)
                 elif config.mode == Mode.EXPLORE:
                     await self._explore_only(result)
+                elif config.mode == Mode.SERVE:
+                    await self._serve(result)
                 elif config.mode == Mode.BENCH:
                     await self._bench(result)
                 else:
@@ -174,6 +181,17 @@ class Stage:
             await explorer.prepare()
             self._stop_with(explorer)
             result.explore_step = (await explorer.run()).step
+
+    async def _serve(self, result: StageResult) -> None:
+        side = await self.place.side(ServeSide, on_metrics=self.on_metrics)
+        async with _closing([side]):
+            await self._check_facts(side)
+            await side.prepare()
+            self._stop_with(side)
+            served = await side.served()
+            if self.on_served is not None and served is not None:
+                self.on_served(served)
+            result.explore_step = (await side.run()).step
 
     async def _bench(self, result: StageResult) -> None:
         bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)

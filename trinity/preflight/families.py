@@ -30,7 +30,7 @@ def check_families(config: Config) -> Iterator[Finding]:
         yield from _of_trainer(config)
         yield from _of_experts(config)
     yield from _of_loading(config, trains=trains)
-    if config.mode in ("both", "explore"):
+    if config.mode in ("both", "explore", "serve"):
         yield from _of_vllm(config)
 
 

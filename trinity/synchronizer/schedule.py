@@ -134,4 +134,5 @@ def _meets_no_trainer(config: Config) -> bool:
     Such rollouts go to a file, which no trainer reads.
     """
     buffer = config.buffer.trainer_input.experience_buffer
-    return config.mode == Mode.EXPLORE and buffer is not None and buffer.storage_type == StorageType.FILE
+    explores = config.mode in (Mode.EXPLORE, Mode.SERVE)
+    return explores and buffer is not None and buffer.storage_type == StorageType.FILE

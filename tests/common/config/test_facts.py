@@ -100,7 +100,7 @@ def test_a_key_that_is_renamed_or_idle_names_a_key() -> None:
     found = [(key, facts.renamed.new) for key, facts in _said() if facts.renamed]
     found += [(key, idle.key) for key, facts in _said() for idle in facts.idle_with]
     assert len(found) > 25
-    places = [name if "." in name else f"{key.rpartition('.')[0]}.{name}" for key, name in found]
+    places = [name.removeprefix(".") if "." in name else f"{key.rpartition('.')[0]}.{name}" for key, name in found]
     assert [name for name in places if annotation_at(path_of(key_named(name))) is None] == []
 
 

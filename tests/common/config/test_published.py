@@ -108,7 +108,7 @@ OUTPUT = "buffer.trainer_input.experience_buffer"
 VERL_ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 VERL_MODEL = "trainer.trainer_config.actor_rollout_ref.model"
 LATER = {
-    "mode=serve": "mode",
+    "mode=colocate": "mode",
     "model.lora_configs=[{lora_dtype: bfloat16}]": "model.lora_configs[0].lora_dtype",
     "explorer.rollout_model.lora_configs=[{}]": "explorer.rollout_model.lora_configs",
     "model.rope_scaling={a: 1}": "model.rope_scaling.a",
@@ -149,7 +149,6 @@ def test_defaults_written_out_need_nothing(examined: Examine) -> None:
 
 
 DENIED = {
-    "the mode `serve`": "mode=serve",
     "SGLang": "explorer.rollout_model.engine_type=sglang",
     "Tinker": "model.tinker.enable=true",
     "several tasksets at once": "buffer.explorer_input.tasksets=[{name: b, path: c}]",
@@ -159,6 +158,7 @@ DENIED = {
 SERVED = {
     "`explore`": "mode=explore",
     "`bench`": "mode=bench",
+    "`serve`": "mode=serve",
     "Ray": "cluster.runtime=ray",
     "vLLM": "explorer.rollout_model.engine_type=vllm",
     "nodes": "cluster.node_num=2",

@@ -15,7 +15,7 @@ from tests.common.models.families import TEMPLATES
 from tests.engine.engines import engine, recomputed, response, run
 from tests.tiny import CHARACTERS, tiny_model
 from trinity.common.config import Config
-from trinity.common.config.model import ModelConfig
+from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.errors import DataError, DeadlineError, EngineError
 from trinity.common.experience import Experience
 from trinity.common.models import ModelWrapper, load_tokenizer
@@ -78,6 +78,22 @@ def test_history_holds_what_was_said(llama: Made) -> None:
         assert clone.extract_experience_from_history() == []
 
     with_wrapper(llama[0], work, enable_history=True)
+
+
+def test_a_history_that_nobody_extracts_keeps_the_newest_and_counts_the_others(
+    llama: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(wrapper: ModelWrapper) -> None:
+        said = [await wrapper.chat_async(ASK) for _ in range(4)]
+        assert wrapper.extract_experience_from_history(clear_history=False) == [*said[2], *said[3]]
+        assert wrapper.history.dropped == 2
+        said.append(await wrapper.chat_async(ASK))
+        assert wrapper.extract_experience_from_history() == [*said[3], *said[4]] and wrapper.history.dropped == 3
+
+    with_wrapper(llama[0], work, enable_history=True, rollout_config=InferenceModelConfig(history_limit=2))
+    warnings = [record.getMessage() for record in caplog.records if "nobody extracts" in record.getMessage()]
+    # The first time, and for every further two of them.
+    assert ["oldest 1 " in warnings[0], "oldest 2 " in warnings[1], len(warnings)] == [True, True, 2]
 
 
 def test_a_history_that_is_not_recorded_says_which_key_turns_it_on(llama: Made) -> None:

@@ -139,7 +139,7 @@ class IdleWith:
     """Values of another key with which this one has no effect.
 
     Attributes:
-        key: that key: its name in the same section, or its dotted path.
+        key: that key: its name in the same section, or its dotted path, which begins with the dot at the top level.
         values: those values; empty: all that are not in `but`.
         but: the values with which this one has an effect.
         why: said after it.

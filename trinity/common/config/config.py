@@ -70,7 +70,7 @@ class Config(PublishedConfig):
         "both",
         "What is started: both, train, explore, bench or serve.",
         GUIDE,
-        support=only("both", "train", "explore", "bench"),
+        support=only("both", "train", "explore", "bench", "serve"),
     )
     checkpoint_root_dir: str = key(
         "", "Root of all jobs; relative: to the working directory.", TRINITY, fallback="checkpoints"

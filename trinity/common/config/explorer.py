@@ -64,6 +64,9 @@ _OF_ROLLOUT = {
 }
 
 
+_SERVE = (IdleWith(".mode", but=("serve",)),)
+
+
 class ExplorerConfig(Section):
     """Rollouts and evaluation."""
 
@@ -106,8 +109,14 @@ class ExplorerConfig(Section):
         TRINITY,
         idle_with=(IdleWith("synchronizer.sync_style", but=("fully_async",)),),
     )
-    proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY, support=LATER)
-    listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY, support=LATER)
-    service_status_check_interval: Positive = key(60.0, "Mode serve: seconds between checks.", TRINITY, support=LATER)
-    min_running_model_num: Count = key(1, "Mode serve: models that stay available.", TRINITY, support=LATER)
-    db_url: str | None = key(None, "Mode serve: database of recorded experiences.", TRINITY, support=only(None))
+    proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535; 0: a free one.", TRINITY, idle_with=_SERVE)
+    listen_address: str = key("127.0.0.1", "Mode serve: address to listen on.", OWN, idle_with=_SERVE)
+    service_status_check_interval: Positive = key(
+        60.0, "Mode serve: seconds between two checks of the engines, > 0.", TRINITY, idle_with=_SERVE
+    )
+    min_running_model_num: Count = key(
+        1, "Mode serve: engines without which no call is answered, >= 1.", TRINITY, idle_with=_SERVE
+    )
+    db_url: str | None = key(
+        None, "Mode serve: database of recorded calls; null: proxy_history.db of the job.", TRINITY, idle_with=_SERVE
+    )

@@ -119,8 +119,11 @@ def _note_idle(resolution: Resolution, key: Key[object], idle: IdleWith) -> None
 
 
 def _other_key(key: Key[object], name: str) -> Key[Any]:
-    """Return the key that a field of `key` names: in its section, or dotted."""
-    return key_named(name) if "." in name else key_at((*path_of(key)[:-1], name))
+    """Return the key that a field of `key` names.
+
+    It is one of the same section, or a dotted one, which of the top level begins with the dot.
+    """
+    return key_named(name.removeprefix(".")) if "." in name else key_at((*path_of(key)[:-1], name))
 
 
 def fall_back(resolution: Resolution, *keys: Key[object], reason: object = "default of the guide") -> None:

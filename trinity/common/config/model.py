@@ -116,6 +116,8 @@ class ModelConfig(Section):
     external_model: ExternalModelConfig = section(ExternalModelConfig, "Model behind a server (mode bench).", TRINITY)
 
 
+NO_KEY = "EMPTY"
+
 # Keys of the engines that this program runs itself, and those of either among them.
 _OF_ENGINE = (IdleWith("engine_type", ("external",)),)
 _OF_VLLM = (IdleWith("engine_type", ("torch",)),)
@@ -136,6 +138,9 @@ class InferenceModelConfig(Section):
     data_parallel_size: Count = key(1, "Replicas inside an engine, >= 1.", TRINITY, is_engine_arg=True)
     pipeline_parallel_size: Count = key(1, "Pipeline stages inside an engine, >= 1.", TRINITY, is_engine_arg=True)
     enable_history: bool = key(False, "Record the experiences of each call in the model wrapper.", GUIDE)
+    history_limit: Count = key(
+        16384, "Experiences that a history, or the record of mode serve, keeps until they are taken, >= 1.", OWN
+    )
     model_path: str | None = key(None, "Model of the engine; null: model.model_path.", GUIDE)
     name: str | None = key(None, "Name by which a workflow finds the model.", TRINITY)
     trust_remote_code: bool | None = key(
@@ -219,7 +224,7 @@ class InferenceModelConfig(Section):
     enable_openai_api: bool = key(False, "OpenAI clients of workflows: get_openai_client.", TRINITY)
     enable_log_requests: bool = key(False, "Log every request.", TRINITY, idle_with=_OF_VLLM)
     base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
-    api_key: str = key("EMPTY", "Key that the endpoint asks for.", TRINITY, secret=True, support=LATER)
+    api_key: str = key(NO_KEY, "Mode serve: key of the endpoint; EMPTY: a random one.", TRINITY, secret=True)
     enable_auto_tool_choice: bool = key(
         False, "Answers are parsed for tool calls; needs tool_call_parser.", TRINITY, idle_with=_OF_ENGINE
     )

@@ -42,6 +42,7 @@ from trinity.common.config.rules.model import check_model_paths, hand_down, reso
 from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
 from trinity.common.config.rules.rewards import check_reshaping, check_reward_components, resolve_reward_model
+from trinity.common.config.rules.serve import resolve_serve
 from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
 from trinity.common.config.rules.trainer import check_derived_keys, check_refusals, check_schedule, resolve_trainer
@@ -223,6 +224,7 @@ RULES = (
     check_groups,
     check_intervals,
     check_auxiliary_models,
+    resolve_serve,
     check_reward_components,
     check_reshaping,
     check_derived_keys,

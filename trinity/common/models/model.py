@@ -20,6 +20,7 @@ from trinity.common.errors import DeadlineError, EngineError
 from trinity.common.experience import Experience
 from trinity.common.models.clients import ClientSource
 from trinity.common.models.conversation import with_answer
+from trinity.common.models.history import History
 from trinity.common.models.inference_model import InferenceModel, Messages
 from trinity.common.models.sync_loop import running_loop, sync_loop
 from trinity.common.models.trajectories import joined, trajectories
@@ -73,7 +74,7 @@ class ModelWrapper:
         self.generate_kwargs: dict[str, Any] = dict(generate_kwargs or {})
         self.enable_history = self.model_config.enable_history if enable_history is None else enable_history
         self.timeout_s = timeout_s or (call_timeout_s(config) if config else _DEFAULT_TIMEOUT_S)
-        self.history: list[Experience] = []
+        self.history = History(self.model_config.history_limit)
         self._turns = Turns()
         self.workflow_state: dict[str, Any] = {}
         self._identity: tuple[int | str, int | str, int] | None = None
@@ -369,7 +370,7 @@ class ModelWrapper:
 
     def _record(self, experiences: list[Experience]) -> list[Experience]:
         if self.enable_history:
-            self.history.extend(experiences)
+            self.history.keep(experiences)
         return experiences
 
     def _wait(self, call: Coroutine[Any, Any, R]) -> R:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,6 +46,13 @@ class Served(Protocol):
         """Return the text of each token id."""
 
 
+ModelOf = Callable[[str, Mapping[str, str]], Served | None]
+"""The model that a token gives access to, with the headers of the call.
+
+None for an unknown token. `BadRequestError` for headers that cannot be taken.
+"""
+
+
 @dataclass(frozen=True)
 class EndpointLimits:
     """What the endpoint takes.
@@ -69,12 +76,15 @@ class _HTTPError(Exception):
         self.response = JSONResponse(body, status, headers)
 
 
-def create_app(model_of: Callable[[str], Served | None], limits: EndpointLimits | None = None) -> FastAPI:
+def create_app(
+    model_of: ModelOf, limits: EndpointLimits | None = None, *, problem: Callable[[], str | None] | None = None
+) -> FastAPI:
     """Return the application.
 
     Args:
-        model_of: the model that a token gives access to; None for an unknown token.
+        model_of: who answers.
         limits: what is taken.
+        problem: why nothing can be answered now, which `/health` says; None, also as what it returns: nothing.
     """
     limits = limits or EndpointLimits()
     app = FastAPI(title="Trinity", docs_url=None, redoc_url=None)
@@ -91,9 +101,10 @@ def create_app(model_of: Callable[[str], Served | None], limits: EndpointLimits 
         return JSONResponse(error_body(text, kind="invalid_request_error", code="unknown_url"), 404)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
+    async def health() -> Response:
         """Answer without a token."""
-        return {"status": "ok"}
+        said = None if problem is None else problem()
+        return JSONResponse({"status": said or "ok"}, 200 if said is None else 503)
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
@@ -115,9 +126,13 @@ def create_app(model_of: Callable[[str], Served | None], limits: EndpointLimits 
     return app
 
 
-def _model(request: Request, model_of: Callable[[str], Served | None]) -> Served:
+def _model(request: Request, model_of: ModelOf) -> Served:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    model = model_of(token.strip()) if scheme.lower() == "bearer" else None
+    try:
+        model = model_of(token.strip(), request.headers) if scheme.lower() == "bearer" else None
+    except BadRequestError as error:
+        said = error_body(str(error), kind="invalid_request_error", param=error.param, code=error.code)
+        raise _HTTPError(400, said) from error
     if model is None:
         text = (
             "the token is missing, unknown, or of a rollout that has ended; send `Authorization: Bearer <token>` with "
@@ -131,7 +146,7 @@ async def _answer(
     request: Request,
     kind: type[ChatRequest] | type[CompletionRequest],
     *,
-    model_of: Callable[[str], Served | None],
+    model_of: ModelOf,
     limits: EndpointLimits,
     under_way: list[int],
 ) -> Response:

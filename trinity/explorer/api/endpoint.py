@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DeadlineError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from trinity.common.models.model import ModelWrapper
-    from trinity.explorer.api.app import EndpointLimits
+    from trinity.explorer.api.app import EndpointLimits, ModelOf, Served
 
 logger = get_logger("explorer")
 
@@ -34,25 +34,30 @@ STOP_TIMEOUT_S = 5.0
 class Endpoint:
     """Serves the models of workflows to OpenAI clients.
 
-    It listens on the loopback interface.
-
     The server starts with the first client. A token gives access to one model, with the identity and the history of
     its rollout, for as long as that exists.
 
     Args:
         port: where it listens; 0: a free port.
+        host: address to listen on; default: the loopback interface.
         limits: what it takes.
         extend: adds further routes to the application.
+        model_of: who answers; None: the models that have a token here.
+        problem: why nothing can be answered now; None: nothing is looked for.
     """
 
     def __init__(
         self,
         *,
         port: int = 0,
+        host: str = HOST,
         limits: EndpointLimits | None = None,
         extend: Callable[[FastAPI], None] | None = None,
+        model_of: ModelOf | None = None,
+        problem: Callable[[], str | None] | None = None,
     ) -> None:
-        self._port, self._limits, self._extend = port, limits, extend
+        self._host, self._port, self._limits, self._extend = host, port, limits, extend
+        self._model_of, self._problem = model_of or self._held, problem
         self._lock = threading.Lock()
         self._models: weakref.WeakValueDictionary[str, ModelWrapper] = weakref.WeakValueDictionary()
         self._tokens: weakref.WeakKeyDictionary[ModelWrapper, str] = weakref.WeakKeyDictionary()
@@ -71,9 +76,10 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`http://127.0.0.1:<port>`; the first call starts the server.
+        """`http://<host>:<port>`; the first call starts the server.
 
         Raises:
+            OSError: the address cannot be listened at.
             DeadlineError: the server does not start (E5304).
         """
         with self._lock:
@@ -104,6 +110,9 @@ class Endpoint:
         server.should_exit = server.force_exit = True
         thread.join(STOP_TIMEOUT_S)
 
+    def _held(self, token: str, _: Mapping[str, str]) -> Served | None:
+        return self._models.get(token)
+
     def _settings(self, model: ModelWrapper) -> dict[str, Any]:
         # A call that is made again would be in the history twice.
         own = {"timeout": model.timeout_s, "max_retries": 0}
@@ -119,11 +128,17 @@ class Endpoint:
 
         from trinity.explorer.api.app import create_app
 
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        is_v6 = ":" in self._host
+        listening = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, self._port))
-        self._address = f"http://{HOST}:{listening.getsockname()[1]}"
-        app = create_app(self._models.get, self._limits)
+        try:
+            listening.bind((self._host, self._port))
+        except OSError:
+            listening.close()
+            raise
+        host = f"[{self._host}]" if is_v6 else self._host
+        self._address = f"http://{host}:{listening.getsockname()[1]}"
+        app = create_app(self._model_of, self._limits, problem=self._problem)
         if self._extend is not None:
             self._extend(app)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
@@ -141,7 +156,7 @@ class Endpoint:
                 f"the OpenAI-compatible endpoint did not start at {self._address} within {START_TIMEOUT_S:g} s",
                 code="E5304",
             )
-        logger.info("OpenAI-compatible endpoint of workflows at %s", self._address)
+        logger.info("OpenAI-compatible endpoint at %s", self._address)
 
 
 @functools.cache

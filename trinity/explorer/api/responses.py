@@ -37,7 +37,9 @@ class Answer:
         self._is_chat, self._words, self._with_ids = is_chat, words, with_ids
         kind = "chat.completion" if is_chat else "text_completion"
         prefix = "chatcmpl" if is_chat else "cmpl"
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        # An answer that is recorded has its id already.
+        number = experiences[0].eid.suffix or uuid.uuid4().hex
+        self._head = {"id": f"{prefix}-{number}", "created": int(time.time()), "model": model}
         self._kind = kind
 
     def whole(self) -> dict[str, Any]:

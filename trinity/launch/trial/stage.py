@@ -75,7 +75,7 @@ def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
 
 def _chosen(plan: Plan, name: str | None) -> StagePlan:
     able = [stage for stage in plan.stages if stage.config.buffer.explorer_input.taskset is not None]
-    able = [stage for stage in able if stage.config.mode not in (Mode.TRAIN, Mode.BENCH)]
+    able = [stage for stage in able if stage.config.mode not in (Mode.TRAIN, Mode.SERVE, Mode.BENCH)]
     chosen = [stage for stage in able if name in (None, stage.name)]
     if not chosen:
         names = ", ".join(str(stage.name) for stage in able if stage.name)

@@ -100,7 +100,7 @@ def _check_storage(resolution: Resolution, kind: str, *, trains_on_data: bool) -
 def _resolve_place(resolution: Resolution, kind: str) -> None:
     """Make the path of an output file or a store's URL absolute."""
     if kind == "file":
-        if resolution.mode == "explore":
+        if resolution.mode in ("explore", "serve"):
             _resolve_output_file(resolution)
         return
     path, folder = resolution.get(EXPERIENCES.path), Path(resolution.filled(KEYS.buffer.cache_dir))
@@ -223,7 +223,7 @@ def _shares_names(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> b
 def _check_place(resolution: Resolution) -> None:
     """Refuse a separate explorer named like another component's job folder."""
     name = resolution.config.explorer.name
-    if resolution.mode == "explore" and name in {TRAINER, BENCH} - {resolution.config.trainer.name}:
+    if resolution.mode in ("explore", "serve") and name in {TRAINER, BENCH} - {resolution.config.trainer.name}:
         resolution.problem(
             "E1305",
             KEYS.explorer.name,

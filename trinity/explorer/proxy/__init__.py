@@ -1,0 +1,1 @@
+"""Mode serve: the model answers programs outside of the run."""
