@@ -106,6 +106,9 @@ class ExplorerConfig(Section):
         TRINITY,
         idle_with=(IdleWith("synchronizer.sync_style", but=("fully_async",)),),
     )
+    api_max_requests: Count = key(
+        1024, "Requests under way of the OpenAI-compatible endpoint; a further one is answered 429, >= 1.", OWN
+    )
     proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535.", TRINITY, support=LATER)
     listen_address: str = key("0.0.0.0", "Mode serve: address to listen on.", TRINITY, support=LATER)
     service_status_check_interval: Positive = key(60.0, "Mode serve: seconds between checks.", TRINITY, support=LATER)

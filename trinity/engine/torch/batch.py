@@ -243,6 +243,8 @@ class RunningBatch:
                 continue
             row.tokens.append(token)
             row.logprobs.append(logprob)
+            if row.request.listener is not None:
+                row.request.listener(row.index, token, logprob)
             self.counts.generated_tokens += 1
             stop_text = self._stop_text(row)
             is_stop = stop_text is not None or self._is_stop(row, token)

@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DeadlineError
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from trinity.common.models.model import ModelWrapper
-    from trinity.explorer.api.app import EndpointLimits
+    from trinity.explorer.api.calls import ModelOf, Served
+    from trinity.explorer.api.limits import EndpointLimits
 
 logger = get_logger("explorer")
 
@@ -32,25 +33,30 @@ STOP_TIMEOUT_S = 5.0
 class Endpoint:
     """Serves the models of workflows to OpenAI clients.
 
-    It listens on the loopback interface.
-
     The server starts with the first client. A token gives access to one model, with the identity and the history of
     its rollout, for as long as that exists.
 
     Args:
         port: where it listens; 0: a free port.
+        host: address to listen on; default: the loopback interface.
         limits: what it takes.
         extend: adds further routes to the application.
+        model_of: who answers; None: the models that have a token here.
+        problem: why nothing can be answered now; None: nothing is looked for.
     """
 
     def __init__(
         self,
         *,
         port: int = 0,
+        host: str = HOST,
         limits: EndpointLimits | None = None,
         extend: Callable[[FastAPI], None] | None = None,
+        model_of: ModelOf | None = None,
+        problem: Callable[[], str | None] | None = None,
     ) -> None:
-        self._port, self._limits, self._extend = port, limits, extend
+        self._host, self._port, self._limits, self._extend = host, port, limits, extend
+        self._model_of, self._problem = model_of or self._held, problem
         self._lock = threading.Lock()
         self._models: weakref.WeakValueDictionary[str, ModelWrapper] = weakref.WeakValueDictionary()
         self._tokens: weakref.WeakKeyDictionary[ModelWrapper, str] = weakref.WeakKeyDictionary()
@@ -69,9 +75,10 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`http://127.0.0.1:<port>`; the first call starts the server.
+        """`http://<host>:<port>`; the first call starts the server.
 
         Raises:
+            OSError: the address cannot be listened at.
             DeadlineError: the server does not start (E5304).
         """
         with self._lock:
@@ -105,6 +112,9 @@ class Endpoint:
         server.should_exit = server.force_exit = True
         thread.join(STOP_TIMEOUT_S)
 
+    def _held(self, token: str, _: Mapping[str, str]) -> Served | None:
+        return self._models.get(token)
+
     def _settings(self, model: ModelWrapper) -> dict[str, Any]:
         # A call that is made again would be in the history twice.
         own = {"timeout": model.timeout_s, "max_retries": 0}
@@ -119,15 +129,33 @@ class Endpoint:
         import uvicorn
 
         from trinity.explorer.api.app import create_app
+        from trinity.explorer.api.gate import closing_protocol
+        from trinity.explorer.api.limits import LOOPBACK, EndpointLimits
 
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        is_v6 = ":" in self._host
+        listening = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, self._port))
-        self._address = f"http://{HOST}:{listening.getsockname()[1]}"
-        app = create_app(self._models.get, self._limits)
+        try:
+            listening.bind((self._host, self._port))
+        except OSError:
+            listening.close()
+            raise
+        host = f"[{self._host}]" if is_v6 else self._host
+        self._address = f"http://{host}:{listening.getsockname()[1]}"
+        limits = self._limits or EndpointLimits()
+        # A machine that is open to a network has names that it does not know.
+        hosts = LOOPBACK if self._host in LOOPBACK else None
+        app = create_app(self._model_of, limits, problem=self._problem, hosts=hosts)
         if self._extend is not None:
             self._extend(app)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            http=closing_protocol(limits.receive_s),
+        )
         server = self._server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listening],), name="openai-endpoint", daemon=True)
         self._thread = thread
@@ -142,4 +170,4 @@ class Endpoint:
                 f"the OpenAI-compatible endpoint did not start at {self._address} within {START_TIMEOUT_S:g} s",
                 code="E5304",
             )
-        logger.info("OpenAI-compatible endpoint of workflows at %s", self._address)
+        logger.info("OpenAI-compatible endpoint at %s", self._address)
