@@ -65,7 +65,10 @@ class Gathered:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"n": 3}, {"max_tokens": 3}, {"stop": ["e", "a"]}, {"stop": ["the ", "数", "un"], "extra_body": {"min_tokens": 9}}],
+    [
+        {}, {"n": 3}, {"max_tokens": 3}, {"stop": ["e", "a"]},
+        {"stop": ["the ", "数", "un"], "extra_body": {"min_tokens": 9}},
+    ],
     ids=["one", "three", "cut", "stopped", "stopped-late"],
 )  # fmt: skip
 def test_parts_are_the_whole_in_every_family(family: Rollouts, options: dict[str, Any]) -> None:

@@ -7,30 +7,20 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 
 from trinity.explorer.api.calls import ModelOf, Served
+from trinity.explorer.api.descriptions import described
 from trinity.explorer.api.errors import HTTPError, said_error, said_unknown
 from trinity.explorer.api.gate import Guard
 from trinity.explorer.api.limits import EndpointLimits
+from trinity.explorer.api.messages import message_routes
 from trinity.explorer.api.metrics import CONTENT_TYPE
 from trinity.explorer.api.requests import BadRequestError, ChatRequest, CompletionRequest, read
 from trinity.explorer.api.responses import CompletionForm
+from trinity.explorer.api.responses_api import response_routes
 from trinity.explorer.api.service import Form, Service
 
-__all__ = ["EndpointLimits", "ModelOf", "Served", "create_app", "described"]
-
-_STATUSES = {
-    400: "A field is missing, unknown, or cannot be taken.",
-    401: "The token is missing or wrong.",
-    403: "The request comes from a foreign page, or names another server.",
-    408: "The body has not arrived in time.",
-    413: "The body is too large.",
-    422: "The answer has not the tool calls that were asked for.",
-    429: "Too many requests are under way; ask again after Retry-After.",
-    503: "The engine cannot answer.",
-    504: "No answer in time.",
-}
+__all__ = ["EndpointLimits", "ModelOf", "Served", "create_app"]
 
 
 def create_app(
@@ -58,33 +48,10 @@ def create_app(
     app.add_exception_handler(BadRequestError, said_error)
     for status in (404, 405):
         app.add_exception_handler(status, said_unknown)
-    for router in (_state_routes(service, problem), _completion_routes(service)):
+    routers = (_state_routes(service, problem), _completion_routes(service))
+    for router in (*routers, response_routes(service), message_routes(service)):
         app.include_router(router)
     return app
-
-
-def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route says of itself: its body, its errors, its token.
-
-    Args:
-        kind: of the body.
-    """
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
-    schema = _inlined(schema, schema.pop("$defs", {}))
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {str(status): {"description": text} for status, text in _STATUSES.items()},
-    }
-
-
-def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return [_inlined(each, parts) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
-    return {name: _inlined(value, parts) for name, value in schema.items()}
 
 
 def _state_routes(service: Service, problem: Callable[[], str | None] | None) -> APIRouter:

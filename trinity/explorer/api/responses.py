@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from trinity.common.experience import Experience
-from trinity.explorer.api.calls import Asked, Served
+from trinity.explorer.api.calls import Asked, RunningCall, Served
 from trinity.explorer.api.errors import HTTPError, error_body
 from trinity.explorer.api.requests import ChatRequest
 from trinity.explorer.api.streaming import AnswerPart, message_of
@@ -45,9 +45,9 @@ class CompletionForm:
             found["prompt_token_ids"] = prompt_of(experiences[0])
         return found
 
-    async def events(self, parts: AsyncIterator[AnswerPart], call_id: str) -> AsyncIterator[str]:
+    async def events(self, parts: AsyncIterator[AnswerPart], running: RunningCall) -> AsyncIterator[str]:
         """Yield the answer as events: the parts, the ends, what was used."""
-        head = {**self._named(call_id), "object": "chat.completion.chunk" if self._is_chat else self._kind}
+        head = {**self._named(running.call_id), "object": "chat.completion.chunk" if self._is_chat else self._kind}
         begun: set[int] = set()
         experiences: list[Experience] = []
         async for part in parts:

@@ -34,7 +34,7 @@ class Form(Protocol):
     def whole(self, experiences: Sequence[Experience], call_id: str) -> dict[str, Any]:
         """Return the answer as one object."""
 
-    def events(self, parts: AsyncIterator[AnswerPart], call_id: str) -> AsyncIterator[str]:
+    def events(self, parts: AsyncIterator[AnswerPart], running: RunningCall) -> AsyncIterator[str]:
         """Yield the answer as events."""
 
     def error(self, error: HTTPError) -> str:
@@ -126,7 +126,7 @@ class Service:
 
     async def _said(self, form: Form, running: RunningCall, told: AsyncIterator[AnswerPart]) -> AsyncIterator[str]:
         try:
-            async for event in form.events(told, running.call_id):
+            async for event in form.events(told, running):
                 yield event
         except Exception as error:  # noqa: BLE001 - who asks gets it, in the form of the interface
             said = http_error(error)
