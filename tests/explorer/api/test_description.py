@@ -81,3 +81,4 @@ def test_no_request_makes_the_server_fail(
         after = client.post(ROUTES[0], json={"messages": MESSAGES, "max_tokens": 2})
     assert after.status_code == 200, "the engine still answers"
     assert sum(statuses.values()) >= EXAMPLES // 2
+    assert (200 if mode is GenerationMode.POSITIVE else 400) in statuses

@@ -4,8 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 
+_TEXT = {"type": "string"}
+
+
+def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def _list_of(item: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "array", "items": item, "minItems": 1})
+
+
+def _content(*kinds: str) -> dict[str, Any]:
+    parts = {"type": "array", "items": _object(("type", "text"), type={"enum": list(kinds)}, text=_TEXT)}
+    return {"anyOf": [_TEXT, parts]}
+
+
+_FUNCTION = _object(("name",), name={**_TEXT, "minLength": 1}, description=_TEXT, parameters={"type": "object"})
+_CALLED = _object(("name",), name=_TEXT, arguments={"type": "string", "const": "{}"})
+# Values that a check in code refuses all the same are not all said here; those that are said are what clients send.
+CHAT_MESSAGES = _list_of(
+    _object(
+        ("role", "content"),
+        role={"enum": ["system", "user", "assistant", "tool"]},
+        content=_content("text"),
+        name=_TEXT,
+        reasoning_content=_TEXT,
+        tool_call_id=_TEXT,
+        tool_calls={
+            "type": "array",
+            "items": _object(("id", "type", "function"), id=_TEXT, type={"const": "function"}, function=_CALLED),
+        },
+    )
+)
+TOOLS = _list_of(_object(("type", "function"), type={"const": "function"}, function=_FUNCTION))
+BLOCK_MESSAGES = _list_of(
+    _object(("role", "content"), role={"enum": ["user", "assistant"]}, content=_content("text")),
+)
+ITEMS = _list_of(
+    _object(("role", "content"), role={"enum": ["user", "assistant", "system"]}, content=_content("input_text")),
+)
 _STATUSES = {
     400: "A field is missing, unknown, or cannot be taken.",
     401: "The token is missing or wrong.",

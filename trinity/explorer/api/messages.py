@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trinity.common.experience import Experience
 from trinity.explorer.api.calls import RunningCall, Served
-from trinity.explorer.api.descriptions import described
+from trinity.explorer.api.descriptions import BLOCK_MESSAGES, described
 from trinity.explorer.api.errors import MESSAGES_PATH, BadRequestError, HTTPError
 from trinity.explorer.api.requests import MAX_INT, ChatRequest, StopText, checked, read
 from trinity.explorer.api.responses import usage_of
@@ -61,7 +61,7 @@ class MessagesRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], BLOCK_MESSAGES] = Field(min_length=1)
     max_tokens: int = Field(ge=1, le=MAX_INT)
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[StopText] | None = Field(None, max_length=64)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from trinity.explorer.api.descriptions import CHAT_MESSAGES, TOOLS
 from trinity.explorer.api.errors import BadRequestError
 
 __all__ = ["BadRequestError", "ChatRequest", "CompletionRequest", "NamedTool", "StreamOptions", "read", "refuse_others"]
@@ -114,10 +115,10 @@ class _Request(BaseModel):
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], CHAT_MESSAGES] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], TOOLS] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trinity.common.experience import Experience
 from trinity.explorer.api.calls import RunningCall, Served
-from trinity.explorer.api.descriptions import described
+from trinity.explorer.api.descriptions import ITEMS, described
 from trinity.explorer.api.errors import HTTPError
 from trinity.explorer.api.requests import MAX_INT, WITHOUT_EFFECT, ChatRequest, checked, read
 from trinity.explorer.api.response_items import messages_of_items
@@ -66,7 +66,7 @@ class ResponsesRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], ITEMS]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     temperature: float | None = None
