@@ -1,4 +1,4 @@
-"""`/v1/messages`, as Anthropic has it: requests as conversations, and answers."""
+"""`/v1/messages`, as Anthropic has it: its requests and its answers."""
 
 from __future__ import annotations
 
