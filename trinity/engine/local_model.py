@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trinity.common.errors import EngineError, EnvironmentProblem
+from trinity.common.errors import EngineError, EnvironmentProblem, NotAvailableError
 from trinity.common.experience import Experience
 from trinity.common.models.answer_parsers import AnswerParser
 from trinity.common.models.answers import AnswerRenderer
@@ -39,6 +39,8 @@ from trinity.utils.log import get_logger
 
 class LocalModel(ABC):
     """The shared part of our engines, which add sampling and scoring."""
+
+    has_top_logprobs = False
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -110,6 +112,8 @@ class LocalModel(ABC):
             DeadlineError: no result within `explorer.max_timeout`.
         """
         params = self.settings.params.override(arguments)
+        if params.top_logprobs and not self.has_top_logprobs:
+            raise NotAvailableError("top_logprobs above 0 is served by the torch engine alone; leave it out")
         tokenizer = self.tokenizer
         tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         limit = self.settings.model.max_prompt_tokens
@@ -316,6 +320,8 @@ class LocalModel(ABC):
         info: dict[str, Any] = {"model_version": sample.model_version, "finish_reason": sample.finish_reason}
         if sample.stop_text is not None:
             info["stop_text"] = sample.stop_text
+        if sample.top:
+            info["top_logprobs"] = [[list(each) for each in top] for top in sample.top]
         if sample.model_versions is not None:
             info["model_versions"] = list(sample.model_versions)
         return Experience(

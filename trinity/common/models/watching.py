@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from trinity.common.models.answer_parsers import AnswerParser
 
 T = TypeVar("T")
-Listener = Callable[[int, int, float], None]
-"""Takes sample, token and log-probability, in the engine's thread."""
+Top = tuple[tuple[int, float], ...]
+"""The most probable tokens with their log-probabilities, the first one first."""
+Listener = Callable[[int, int, float, Top], None]
+"""Takes sample, token, log-probability and alternatives, in the engine's thread."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Watcher(Protocol):
     def begin(self, begun: Begun) -> None:
         """Take note of a prompt; a second time if an engine was lost."""
 
-    def token(self, prompt: int, sample: int, token: int, logprob: float) -> None:
+    def token(self, prompt: int, sample: int, token: int, logprob: float, top: Top) -> None:
         """Take a token of a sample of a prompt, in the order of sampling."""
 
     def accept(self, experiences: Sequence[Experience]) -> None:

@@ -49,6 +49,8 @@ class TorchEngine(LocalModel):
     work.
     """
 
+    has_top_logprobs = True
+
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._loaded: tuple[Decoder, EngineLoop, PreTrainedTokenizerBase] | None = None

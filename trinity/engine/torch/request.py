@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.watching import Listener
+from trinity.common.models.watching import Listener, Top
 from trinity.engine.sample import Sample
 from trinity.engine.torch.decoder import Prompts
 
@@ -78,6 +78,7 @@ class RunningRow:
         num_drawn: tokens drawn, including those that the device has not returned yet.
         tokens: response tokens so far.
         logprobs: log-probabilities of these tokens.
+        top: most probable tokens at each place, if asked for.
     """
 
     request: Request
@@ -88,6 +89,7 @@ class RunningRow:
     num_drawn: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)
 
     @property
     def max_tokens(self) -> int:

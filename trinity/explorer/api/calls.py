@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from fastapi import Request
 
 from trinity.common.experience import Experience
-from trinity.common.models.watching import Begun, watched
+from trinity.common.models.watching import Begun, Top, watched
 from trinity.explorer.api.errors import CLIENT_GONE, BadRequestError, HTTPError
 from trinity.explorer.api.requests import ChatRequest, CompletionRequest
 
@@ -58,6 +58,7 @@ class Drawn(NamedTuple):
     choice: int
     token: int
     logprob: float
+    top: Top = ()
 
 
 class RunningCall:
@@ -96,9 +97,9 @@ class RunningCall:
         """Take note of a prompt; see `Watcher`."""
         self._put(begun)
 
-    def token(self, prompt: int, sample: int, token: int, logprob: float) -> None:
+    def token(self, prompt: int, sample: int, token: int, logprob: float, top: Top) -> None:
         """Take a token of a sample; see `Watcher`."""
-        self._put(Drawn(prompt * (self.asked.n or 1) + sample, token, logprob))
+        self._put(Drawn(prompt * (self.asked.n or 1) + sample, token, logprob, top))
 
     def accept(self, experiences: Sequence[Experience]) -> None:
         """Refuse an answer that nobody waits for, or that is not as asked.

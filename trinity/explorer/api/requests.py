@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from trinity.common.models.generate_params import MAX_TOP_LOGPROBS
 from trinity.explorer.api.descriptions import CHAT_MESSAGES, TOOLS
 from trinity.explorer.api.errors import BadRequestError
 
@@ -27,7 +28,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None),
     "repetition_penalty": (1, None),
     "logit_bias": ({}, None),
-    "top_logprobs": (0, None),
     "response_format": ({"type": "text"}, None),
     "echo": (False, None),
     "best_of": (1, None),
@@ -118,6 +118,7 @@ class ChatRequest(_Request):
     messages: Annotated[list[dict[str, Any]], CHAT_MESSAGES] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: Annotated[list[dict[str, Any]], TOOLS] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -126,6 +127,13 @@ class ChatRequest(_Request):
     @classmethod
     def _messages(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [_message(number, message) for number, message in enumerate(messages)]
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _top(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
+        return count
 
     @field_validator("tools")
     @classmethod
@@ -161,6 +169,8 @@ class ChatRequest(_Request):
             found["max_tokens"] = self.max_completion_tokens
         if self.tools and self.tool_choice != "none":
             found["tools"] = self.tools
+        if self.top_logprobs:
+            found["top_logprobs"] = self.top_logprobs
         return found
 
     def check_answer(self, number: int, message: Mapping[str, Any]) -> None:
@@ -199,7 +209,11 @@ class CompletionRequest(_Request):
     """`POST /v1/completions`; a prompt is a text or token ids."""
 
     prompt: str | list[Integer] | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-    logprobs: int | None = Field(None, ge=0, le=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    def arguments(self, max_model_len: int) -> dict[str, Any]:
+        """Return the arguments of the engine's call; see `_Request`."""
+        return super().arguments(max_model_len) | ({"top_logprobs": self.logprobs} if self.logprobs else {})
 
     @property
     def prompts(self) -> list[str | list[int]]:

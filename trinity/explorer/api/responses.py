@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from trinity.common.experience import Experience
-from trinity.explorer.api.calls import Asked, RunningCall, Served
+from trinity.explorer.api.calls import Asked, Drawn, RunningCall, Served
 from trinity.explorer.api.errors import HTTPError, error_body
 from trinity.explorer.api.requests import ChatRequest
-from trinity.explorer.api.streaming import AnswerPart, message_of
+from trinity.explorer.api.streaming import AnswerPart, drawn_of, message_of
 
 __all__ = ["DONE", "CompletionForm", "error_body", "event", "usage_of", "with_json_arguments"]
 
@@ -90,32 +90,40 @@ class CompletionForm:
             found["text"] = part.content
         found["logprobs"] = self._logprobs(part.tokens) if self._words is not None else None
         if self._with_ids:
-            found["token_ids"] = [token for token, _ in part.tokens]
+            found["token_ids"] = [drawn.token for drawn in part.tokens]
         return found
 
     def _choice(self, number: int, exp: Experience) -> dict[str, Any]:
         found: dict[str, Any] = {"index": number, "finish_reason": _finish_reason(exp, is_chat=self._is_chat)}
         found |= {"message": _message(exp)} if self._is_chat else {"text": exp.response_text or ""}
-        response = exp.tokens[exp.prompt_length :].tolist()
-        found["logprobs"] = None
-        if self._words is not None:
-            assert exp.logprobs is not None, "a sample has log-probabilities"
-            found["logprobs"] = self._logprobs(list(zip(response, exp.logprobs.tolist(), strict=True)))
+        tokens = drawn_of(number, exp)
+        found["logprobs"] = self._logprobs(tokens) if self._words is not None else None
         if self._with_ids:
-            found["token_ids"] = response
+            found["token_ids"] = [drawn.token for drawn in tokens]
         return found
 
-    def _logprobs(self, tokens: Sequence[tuple[int, float]]) -> dict[str, Any]:
-        assert self._words is not None, "log-probabilities are asked for"
-        words = [(self._words.get(token, f"<{token}>"), value) for token, value in tokens]
+    def _logprobs(self, tokens: Sequence[Drawn]) -> dict[str, Any]:
         if not self._is_chat:
-            values = [value for _, value in words]
-            return {"tokens": [w for w, _ in words], "token_logprobs": values, "top_logprobs": None,
-                    "text_offset": None}  # fmt: skip
+            tops = [{self._word(token): value for token, value in drawn.top} for drawn in tokens]
+            return {
+                "tokens": [self._word(drawn.token) for drawn in tokens],
+                "token_logprobs": [drawn.logprob for drawn in tokens],
+                "top_logprobs": tops if self.asked.logprobs else None,
+                "text_offset": None,
+            }
         rows = [
-            {"token": word, "logprob": value, "bytes": list(word.encode()), "top_logprobs": []} for word, value in words
+            self._row(drawn.token, drawn.logprob) | {"top_logprobs": [self._row(*each) for each in drawn.top]}
+            for drawn in tokens
         ]
         return {"content": rows, "refusal": None}
+
+    def _row(self, token: int, logprob: float) -> dict[str, Any]:
+        word = self._word(token)
+        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+    def _word(self, token: int) -> str:
+        assert self._words is not None, "log-probabilities are asked for"
+        return self._words.get(token, f"<{token}>")
 
 
 def usage_of(experiences: Sequence[Experience]) -> dict[str, int]:

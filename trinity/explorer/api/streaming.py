@@ -25,14 +25,14 @@ class AnswerPart:
         choice: its number.
         content: further text.
         reasoning: further thought.
-        tokens: the tokens since the last part, with their log-probabilities.
+        tokens: those since the last part, with their log-probabilities.
         final: the whole choice, with its last part; None before.
     """
 
     choice: int
     content: str = ""
     reasoning: str = ""
-    tokens: Sequence[tuple[int, float]] = ()
+    tokens: Sequence[Drawn] = ()
     final: Experience | None = None
 
 
@@ -44,12 +44,12 @@ class _Choice:
     special: frozenset[int]
     said: list[str] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
-    waiting: list[tuple[int, float]] = field(default_factory=list)
+    waiting: list[Drawn] = field(default_factory=list)
     num_sent: int = 0
     was_special: bool = False
 
     def add(self, drawn: Drawn) -> NewText:
-        self.waiting.append((drawn.token, drawn.logprob))
+        self.waiting.append(drawn)
         text = self.text.add(drawn.token)
         if self.message is None:
             return NewText(content=text)
@@ -57,7 +57,7 @@ class _Choice:
         was_special, self.was_special = self.was_special, drawn.token in self.special
         return self.message.add(text, is_special=was_special)
 
-    def taken(self) -> list[tuple[int, float]]:
+    def taken(self) -> list[Drawn]:
         tokens, self.waiting = self.waiting, []
         self.num_sent += len(tokens)
         return tokens
@@ -129,10 +129,17 @@ def _last(number: int, experience: Experience, choice: _Choice | None, *, is_cha
         raise HTTPError(500, "the stream is not the begin of the answer; ask without `stream`", kind="server_error",
                         code="stream_mismatch")  # fmt: skip
     start = choice.num_sent if choice else 0
+    tokens = drawn_of(number, experience)[start:]
+    return AnswerPart(number, content[len(said) :], reasoning[len(thought) :], tokens, experience)
+
+
+def drawn_of(choice: int, experience: Experience) -> list[Drawn]:
+    """Return the tokens of a whole answer."""
     response = experience.tokens[experience.prompt_length :].tolist()
     logprobs = [0.0] * len(response) if experience.logprobs is None else experience.logprobs.tolist()
-    tokens = list(zip(response, logprobs, strict=True))[start:]
-    return AnswerPart(number, content[len(said) :], reasoning[len(thought) :], tokens, experience)
+    tops = experience.info.get("top_logprobs") or [()] * len(response)
+    found = zip(response, logprobs, tops, strict=True)
+    return [Drawn(choice, token, logprob, tuple((t, p) for t, p in top)) for token, logprob, top in found]
 
 
 def message_of(experience: Experience) -> dict[str, Any]:
