@@ -98,9 +98,10 @@ def test_every_turn_of_a_rollout_is_another_call(served: Served) -> None:
 def test_a_stream_is_the_whole_answer(served: Served) -> None:
     plain, other = served.rollout(), served.rollout()
     expected = plain.chat(MESSAGES, n=2, max_tokens=6)
-    stream = other.get_openai_client().chat.completions.create(
-        model="any", messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options={"include_usage": True}
-    )
+    with other.get_openai_client() as client:
+        stream = list(client.chat.completions.create(
+            model="any", messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options={"include_usage": True}
+        ))  # fmt: skip
     texts, ends, used = {0: "", 1: ""}, dict[int, str](), 0
     for chunk in stream:
         used = chunk.usage.completion_tokens if chunk.usage else used

@@ -263,6 +263,31 @@ def test_an_answer_that_takes_too_long_is_a_504_and_leaves_no_record(tmp_path: P
         late.close()
 
 
+def test_a_client_that_does_not_read_its_stream_is_one_that_has_gone(tmp_path: Path) -> None:
+    """What it is sent does not fit into the buffers of the connection."""
+    own = Served(tmp_path, limits=EndpointLimits(requests=1, receive_s=0.5))
+    try:
+        model = own.rollout()
+        body = {"messages": MESSAGES, "n": 1024, "max_tokens": 50, "ignore_eos": True, "logprobs": True, "stream": True}
+        content = json.dumps(body | {"top_logprobs": 20}).encode()
+        host, _, port = model.api_address.removeprefix("http://").partition(":")
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {model.api_key}\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            headers = {"Authorization": f"Bearer {model.api_key}"}
+            waited = time.monotonic()
+            while (text := ask(model, "/metrics", **headers).text) and time.monotonic() - waited < 60:
+                if "trinity_cancelled_requests_total 1.0" in text and "trinity_requests_under_way 0.0" in text:
+                    break
+                time.sleep(0.1)
+            assert "trinity_cancelled_requests_total 1.0" in text and "trinity_requests_under_way 0.0" in text
+        assert ask(model, "/v1/completions", **headers).status_code == 200, "its place is free"
+    finally:
+        own.close()
+
+
 def test_counts_are_those_of_what_was_asked(tmp_path: Path) -> None:
     own = Served(tmp_path, limits=EndpointLimits(requests=2))
     try:

@@ -20,7 +20,7 @@ class EndpointLimits:
         body_bytes: most bytes of a request.
         requests: most requests under way; further ones are answered with 429.
         retry_after_s: when to ask again after a 429.
-        receive_s: longest time for a request to arrive.
+        receive_s: longest time for a request to arrive, and for a client to take a part of a stream.
         headers: most headers of a request.
         timeout_s: longest time of an answer; None: as the model has it.
     """

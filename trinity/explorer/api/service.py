@@ -16,6 +16,7 @@ from trinity.explorer.api.gate import Gate
 from trinity.explorer.api.limits import EndpointLimits
 from trinity.explorer.api.metrics import EndpointMetrics
 from trinity.explorer.api.streaming import AnswerPart, parts
+from trinity.utils.deadline import within
 
 EVENTS = "text/event-stream"
 
@@ -136,15 +137,23 @@ class Service:
 
 
 class _Events(StreamingResponse):
-    """A stream of events; its end, whatever it is, ends the call."""
+    """A stream of events; its end, whatever it is, ends the call.
+
+    A client that does not read is one that has gone.
+    """
 
     def __init__(self, events: AsyncIterator[str], running: RunningCall, gate: Gate) -> None:
         super().__init__(events, media_type=EVENTS, headers={"Cache-Control": "no-store"})
         self._running, self._gate = running, gate
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            await within(send(message), self._gate.limits.receive_s)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
+        except* TimeoutError:
+            self._gate.metrics.gone.inc()
         finally:
             self._running.give_up()
             self._gate.leave()
