@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from trinity.common.errors import EngineError, EnvironmentProblem
+from trinity.common.errors import EngineError, EnvironmentProblem, NotAvailableError
 from trinity.common.experience import Experience
 from trinity.common.models.answer_parsers import AnswerParser
 from trinity.common.models.answers import AnswerRenderer
@@ -27,6 +27,7 @@ from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.masking import masked_conversation
 from trinity.common.models.turns import Said
 from trinity.common.models.vocabulary import stop_token_ids
+from trinity.common.models.watching import note_prompt
 from trinity.common.weights import Ticket, update_from
 from trinity.engine.gauge import RequestGauge
 from trinity.engine.sample import Sample
@@ -38,6 +39,8 @@ from trinity.utils.log import get_logger
 
 class LocalModel(ABC):
     """The shared part of our engines, which add sampling and scoring."""
+
+    has_top_logprobs = False
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -109,18 +112,27 @@ class LocalModel(ABC):
             DeadlineError: no result within `explorer.max_timeout`.
         """
         params = self.settings.params.override(arguments)
+        if params.top_logprobs and not self.has_top_logprobs:
+            raise NotAvailableError("top_logprobs above 0 is served by the torch engine alone; leave it out")
         tokenizer = self.tokenizer
         tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         limit = self.settings.model.max_prompt_tokens
         if not tokens:
             raise EngineError("a prompt needs at least one token, got none", code="E5602")
+        if not isinstance(prompt, str) and not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
+            raise EngineError(
+                f"tokens of a prompt must be from 0 to {len(tokenizer) - 1}, the tokenizer's last, got "
+                f"{min(tokens)} to {max(tokens)}",
+                code="E5602",
+            )
         if limit is not None and len(tokens) > limit and self.settings.model.enable_prompt_truncation:
             self._warn_truncated(len(tokens), limit)
             return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
         allowed, ids, keys = self._resolve(tokens, params)
+        prompt_text = decode_tokens(tokenizer, tokens)
+        note_prompt(tokens, prompt_text, tokenizer=tokenizer, parser=self._parser)
         with self.gauge.request(params.n):
             samples = await self._sample(tokens, allowed, keys=keys, ids=ids)
-        prompt_text = decode_tokens(tokenizer, tokens)
         return [self._experience(tokens, sample, prompt_text=prompt_text) for sample in samples]
 
     async def chat(
@@ -306,6 +318,10 @@ class LocalModel(ABC):
             assert stop is not None, "the last token completed the stop string"
             text = text[: stop.start]
         info: dict[str, Any] = {"model_version": sample.model_version, "finish_reason": sample.finish_reason}
+        if sample.stop_text is not None:
+            info["stop_text"] = sample.stop_text
+        if sample.top:
+            info["top_logprobs"] = [[list(each) for each in top] for top in sample.top]
         if sample.model_versions is not None:
             info["model_versions"] = list(sample.model_versions)
         return Experience(

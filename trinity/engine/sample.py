@@ -7,6 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from trinity.common.models.watching import Top
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -22,6 +24,7 @@ class Sample:
         stop_text: the stop string that ended it, if any.
         model_versions: version of each token, if the weights changed during the sample; `model_version` is then the
             first.
+        top: the most probable tokens at each place, if they were asked for.
     """
 
     tokens: list[int]
@@ -30,3 +33,4 @@ class Sample:
     model_version: int
     stop_text: str | None = None
     model_versions: tuple[int, ...] | None = None
+    top: tuple[Top, ...] = ()

@@ -1,6 +1,6 @@
 """Sampling: counter-based noise, masks, one inverse-CDF draw per row.
 
-Dimension key: B = rows, V = vocabulary.
+Dimension key: B = rows, V = vocabulary, K = candidates.
 
 Every operation works on each row alone, so that a row's token depends neither on its place nor on its neighbours.
 """
@@ -107,6 +107,19 @@ def sample(
         tokens = torch.where(params.is_greedy, kept.argmax(-1), tokens)
     tokens = _only_possible(tokens, probs, kept)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def most_probable(
+    logits: Float[Tensor, "B V"], params: RowParams, count: int
+) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
+    """Return the logprobs and ids of the `count` most probable tokens per row.
+
+    The logprobs are those of the distribution of `sample`; the draw does not depend on them.
+    """
+    if params.has_temperature:
+        logits = logits / params.temperature[:, None]
+    top = torch.log_softmax(logits, dim=-1)[:, : params.num_tokens].topk(min(count, params.num_tokens), dim=-1)
+    return top.values, top.indices
 
 
 def _only_possible(tokens: Tensor, probs: Tensor, kept: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from trinity.buffer.task_reader import TaskReader
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.advantage_inputs import NeededInputs, input_completer, needed_inputs
 from trinity.explorer.api.endpoint import Endpoint
+from trinity.explorer.api.limits import EndpointLimits
 from trinity.explorer.evaluator import EvalTaskset, Evaluator
 from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.pacing import DynamicTimeout, OverRollout
@@ -103,7 +104,7 @@ def build_scheduler(
         dynamic_timeout=dynamic_timeout_of(config),
         report_interval_s=explorer.runner_state_report_interval,
     )
-    endpoint = Endpoint()
+    endpoint = Endpoint(limits=EndpointLimits.of(config))
     model, others = wrapper(config, engine, endpoint=endpoint), auxiliary_wrappers(config, auxiliary, endpoint)
     completer = input_completer(config, needs or NeededInputs(), student=model, others=others)
     return Scheduler(engine, model, settings=settings, auxiliary_models=others, completer=completer, place=place)

@@ -93,12 +93,14 @@ class ServeSide(ExplorerSide):
     async def _listening(self, service: ProxyService) -> str:
         """Let the endpoint listen; return its address."""
         from trinity.explorer.api.endpoint import Endpoint
+        from trinity.explorer.api.limits import EndpointLimits
         from trinity.explorer.proxy.routes import proxy_routes
 
         explorer = self.config.explorer
         self._endpoint = Endpoint(
             host=explorer.listen_address,
             port=explorer.proxy_port,
+            limits=EndpointLimits.of(self.config),
             extend=proxy_routes(service, asyncio.get_running_loop()),
             model_of=service.models.model_of,
             problem=service.health.problem,

@@ -15,6 +15,7 @@ from tests.engine.engines import engine, run
 from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem, OutOfMemoryError
+from trinity.common.models.generate_params import GenerateParams
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.torch.loading import load_decoder
@@ -43,11 +44,23 @@ def test_broken_weights_fail_all_calls_and_later_ones(llama: Made, is_determinis
         assert isinstance(result, EngineError) and "not finite" in str(result)
 
 
-def test_a_bad_token_fails_the_engine_with_its_cause(llama: Made) -> None:
+def test_a_bad_token_is_refused_and_the_engine_goes_on(llama: Made) -> None:
+    async def call() -> None:
+        async with engine(llama[0]) as made:
+            for tokens in ([10_000], [5, -1], [2**70]):
+                with pytest.raises(EngineError, match="tokens of a prompt must be from 0 to") as caught:
+                    await made.generate(tokens)
+                assert caught.value.code == "E5602"
+            assert await made.generate([5, 6], max_tokens=1)
+
+    run(call())
+
+
+def test_a_failure_in_its_thread_fails_the_engine_with_its_cause(llama: Made) -> None:
     async def call() -> BaseException:
         async with engine(llama[0]) as made:
             with pytest.raises(EngineError, match="IndexError") as caught:
-                await made.generate([10_000])
+                await made._sample([10_000], GenerateParams(max_tokens=1), keys=[0], ids=("a",))
             return caught.value
 
     assert isinstance(run(call()).__cause__, IndexError)

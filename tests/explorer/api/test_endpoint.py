@@ -98,9 +98,10 @@ def test_every_turn_of_a_rollout_is_another_call(served: Served) -> None:
 def test_a_stream_is_the_whole_answer(served: Served) -> None:
     plain, other = served.rollout(), served.rollout()
     expected = plain.chat(MESSAGES, n=2, max_tokens=6)
-    stream = other.get_openai_client().chat.completions.create(
-        model="any", messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options={"include_usage": True}
-    )
+    with other.get_openai_client() as client:
+        stream = list(client.chat.completions.create(
+            model="any", messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options={"include_usage": True}
+        ))  # fmt: skip
     texts, ends, used = {0: "", 1: ""}, dict[int, str](), 0
     for chunk in stream:
         used = chunk.usage.completion_tokens if chunk.usage else used
@@ -150,7 +151,21 @@ def test_without_max_tokens_an_answer_may_fill_the_model_and_a_prompt_that_fills
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "of type 'text'"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
          "messages", "must be JSON"),
-        ({"tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
+        ({"tool_choice": "required"}, "tool_choice", "'required' needs `tools`"),
+        ({"tool_choice": "any"}, "tool_choice", "'auto', 'none' or 'required'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice", "not one of `tools`"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "must be a function"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "is not available here"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"temperature": 1e-9}, "temperature", "must be 0 or at least"),
+        ({"top_k": 2**70}, "top_k", "less than or equal"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage", "is not known here"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages", "must be text or a list of parts"),
+        ({"messages": [{"role": "user", "name": 5}]}, "messages", "must be text"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages", "must be a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[]"}}]}]},
+         "messages", "must be an object"),
         ({"max_tokens": "many"}, "max_tokens", "integer"),
         ({"stop": ""}, None, None),
     ],
@@ -234,3 +249,45 @@ def test_without_the_key_there_is_no_client(served: Served) -> None:
         with pytest.raises(Exception, match=r"E5612.*enable_openai_api: true") as refused:
             made()
         assert refused.value.code == "E5612"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_alternatives_are_the_most_probable_tokens_and_change_no_sample(served: Served, temperature: float) -> None:
+    plain, whole, streamed = served.rollout(), served.rollout(), served.rollout()
+    plain.chat(MESSAGES, n=2, max_tokens=6, temperature=temperature)
+    asked: dict[str, Any] = {"n": 2, "max_tokens": 6, "temperature": temperature, "logprobs": True, "top_logprobs": 3}
+    with whole.get_openai_client() as client:
+        choices = client.chat.completions.create(model="any", messages=MESSAGES, **asked).choices
+    with streamed.get_openai_client() as client:
+        chunks = list(client.chat.completions.create(model="any", messages=MESSAGES, stream=True, **asked))
+    assert _ids(plain) == _ids(whole) == _ids(streamed)
+    for choice, exp in zip(choices, whole.history, strict=True):
+        parts = [
+            c.logprobs.content for chunk in chunks for c in chunk.choices if c.index == choice.index and c.logprobs
+        ]
+        assert [row for part in parts for row in part] == choice.logprobs.content
+        for place, row in enumerate(choice.logprobs.content):
+            values = [each.logprob for each in row.top_logprobs]
+            assert len(values) == 3 and values == sorted(values, reverse=True)
+            at = exp.prompt_length + place
+            others = [token for token in range(len(served.engine.tokenizer)) if token != int(exp.tokens[at])][:5]
+            scored = [
+                float(plain.logprobs([*exp.tokens[:at].tolist(), token], temperature=temperature or 1.0)[-1])
+                for token in others
+            ]
+            assert max(scored) <= values[0] + 1e-4, "no token is more probable than the first one"
+            assert row.logprob <= values[0] and (temperature > 0 or row.logprob == values[0])
+            if row.logprob in values:
+                assert row.token == row.top_logprobs[values.index(row.logprob)].token
+
+
+def test_alternatives_of_texts(served: Served) -> None:
+    model = served.rollout()
+    with model.get_openai_client() as client:
+        (choice,) = client.completions.create(
+            model="any", prompt="1+1=", max_tokens=3, temperature=0, logprobs=2
+        ).choices
+    tops = choice.logprobs.top_logprobs
+    assert [len(top) for top in tops] == [2, 2, 2]
+    pairs = zip(tops, choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
+    assert all(top[token] == value == max(top.values()) for top, token, value in pairs)

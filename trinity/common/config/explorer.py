@@ -109,6 +109,9 @@ class ExplorerConfig(Section):
         TRINITY,
         idle_with=(IdleWith("synchronizer.sync_style", but=("fully_async",)),),
     )
+    api_max_requests: Count = key(
+        1024, "Requests under way of the OpenAI-compatible endpoint; a further one is answered 429, >= 1.", OWN
+    )
     proxy_port: Port = key(8010, "Mode serve: port, 0 to 65535; 0: a free one.", TRINITY, idle_with=_SERVE)
     listen_address: str = key("127.0.0.1", "Mode serve: address to listen on.", OWN, idle_with=_SERVE)
     service_status_check_interval: Positive = key(

@@ -66,6 +66,16 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 assert tuple(_CALLS) == TOOL_CALL_PARSERS, "the configuration knows the forms"
+# Texts with which a call may begin; before them an answer is not a call.
+_CALL_MARKS: Mapping[str, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",),
+    "qwen3_coder": ("<tool_call>",),
+    "llama3_json": ("{", "<|python_tag|>"),
+    "mistral": ("[TOOL_CALLS]",),
+    "glm45": ("<tool_call>",),
+    "deepseek_v3": ("<｜tool▁call",),
+}
+assert tuple(_CALL_MARKS) == TOOL_CALL_PARSERS, "every form has its begin"
 
 
 class AnswerParser:
@@ -78,13 +88,23 @@ class AnswerParser:
 
     def __init__(self, tool_calls: str | None, thoughts: str | None) -> None:
         self._thought = None if thoughts is None else _THOUGHTS[thoughts]
+        self._marks = () if tool_calls is None else _CALL_MARKS[tool_calls]
         self._call = None if tool_calls is None else {**_CALLS[tool_calls], "repeats": tool_calls != "mistral"}
+
+    @property
+    def thought(self) -> tuple[str, str] | None:
+        """The texts before and after a thought; None: thoughts are text."""
+        return None if self._thought is None else (self._thought["open"], self._thought["close"])
+
+    def marks(self, *, has_tools: bool) -> tuple[str, ...]:
+        """Return texts before which an answer is text, whatever follows."""
+        return (*(self._marks if has_tools else ()), *(self.thought or ()))
 
     def message(self, text: str, *, prompt: str = "", tools: Sequence[Mapping[str, Any]] | None = None) -> Message:
         """Return an answer as a message with `content`.
 
         Where there are any, it has `reasoning_content` and `tool_calls`, each with an `id` that follows from the
-        answer. An answer that does not have the form is text as a whole.
+        answer. A call that does not have the form is text, and so is a thought.
 
         Args:
             text: the answer with its special tokens, without the token that ended it.
@@ -95,14 +115,11 @@ class AnswerParser:
         fields: dict[str, Any] = {"content": _TEXT}
         if self._thought is not None:
             fields["thinking"] = self._thought
-        if self._call is not None and tools:
-            fields["tool_calls"] = self._call
-        template = {"start_anchor_pattern": r"\A", "fields": fields}
-        try:
-            found = parse_response(text, template, prefix=opening, tools=[dict(tool) for tool in tools or ()])
-            calls = [_checked(call) for call in found.get("tool_calls") or ()]
-        except (ValueError, KeyError):
+        called = {"tool_calls": self._call} if self._call is not None and tools else {}
+        parsed = _parsed(text, fields | called, opening, tools) or _parsed(text, fields, opening, tools)
+        if parsed is None:
             return {"role": "assistant", "content": text}
+        found, calls = parsed
         if not calls and "thinking" not in found:
             return {"role": "assistant", "content": text}
         message: Message = {"role": "assistant", "content": found.get("content", "").strip()}
@@ -119,6 +136,18 @@ class AnswerParser:
         begin, end = self._thought["open"], self._thought["close"]
         is_begun = prompt.rstrip().endswith(begin) or (end in text and begin not in text.partition(end)[0])
         return str(begin) if is_begun else ""
+
+
+def _parsed(
+    text: str, fields: Mapping[str, Any], opening: str, tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[Mapping[str, Any], list[Message]] | None:
+    """Return the fields and the calls of an answer; None: not of this form."""
+    template = {"start_anchor_pattern": r"\A", "fields": fields}
+    try:
+        found = parse_response(text, template, prefix=opening, tools=[dict(tool) for tool in tools or ()])
+        return found, [_checked(call) for call in found.get("tool_calls") or ()]
+    except (ValueError, KeyError):
+        return None
 
 
 def _checked(call: Mapping[str, Any]) -> Message:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from trinity.common.config.model import ModelConfig
 
 
+MAX_TOP_LOGPROBS = 20
+
+
 @dataclass(frozen=True)
 class GenerateParams:
     """How many samples to draw for a prompt, and how.
@@ -26,6 +29,7 @@ class GenerateParams:
         stop: strings that end a response; the response text is cut before them, the tokens are kept.
         seed: seed of the noise; None: the configuration's.
         logprobs: 0 or 1; the logprob of the sampled token is always returned.
+        top_logprobs: number of most probable tokens that are given with each token, in [0, 20].
         ignore_eos: continue after the end-of-sequence token.
         sample_ids: identity of each sample, for the noise; None: the engine numbers them.
         participant: name of the caller, for the rounds of deterministic mode.
@@ -40,6 +44,7 @@ class GenerateParams:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = 0
+    top_logprobs: int = 0
     ignore_eos: bool = False
     sample_ids: tuple[str, ...] | None = None
     participant: str | None = None
@@ -103,6 +108,7 @@ class GenerateParams:
             "min_tokens must be at least 0": self.min_tokens >= 0,
             "max_tokens must be at least 1": self.max_tokens is None or self.max_tokens >= 1,
             "sample_ids must have n entries": self.sample_ids is None or len(self.sample_ids) == self.n,
+            f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}]": 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
             "stop must not hold an empty text": all(self.stop),
         }
         for rule, holds in is_valid.items():

@@ -25,6 +25,7 @@ from trinity.common.models.inference_model import InferenceModel, Messages
 from trinity.common.models.sync_loop import running_loop, sync_loop
 from trinity.common.models.trajectories import joined, trajectories
 from trinity.common.models.turns import Turns
+from trinity.common.models.watching import accept, of_prompt
 
 R = TypeVar("R")
 _DEFAULT_TIMEOUT_S = 1800.0
@@ -189,8 +190,11 @@ class ModelWrapper:
     async def generate_async(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
         """Return `n` samples of each prompt, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        calls = [self.model.generate(text, **self._arguments(kwargs)) for text in texts]
-        return self._record([exp for experiences in await asyncio.gather(*calls) for exp in experiences])
+        asked = [self.model.generate(text, **self._arguments(kwargs)) for text in texts]
+        calls = [of_prompt(number, call) for number, call in enumerate(asked)]
+        found = [exp for experiences in await asyncio.gather(*calls) for exp in experiences]
+        accept(found)
+        return self._record(found)
 
     def generate(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
         """Return `n` samples of each prompt, in the order of the prompts; blocks."""
@@ -207,6 +211,7 @@ class ModelWrapper:
         if conversation.said is not None:
             arguments["said"] = conversation.said
         experiences = await self.model.chat(messages, **self._rendering(), **arguments)
+        accept(experiences)
         for experience in experiences:
             conversation.add(experience)
         if self.config is not None and self.config.trainer.trainer_config.reward_model.enable:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
-from trinity.common.errors import EngineError, EnvironmentProblem
+from trinity.common.errors import EngineError, EnvironmentProblem, NotAvailableError
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import encode_text, load_tokenizer, render_chat
 from trinity.common.models.generate_params import GenerateParams
@@ -166,6 +166,8 @@ class ExternalModel:
 
     async def _ask(self, path: str, body: dict[str, Any], params: GenerateParams) -> Any:
         """Return the server's JSON answer; send only non-default parameters."""
+        if params.top_logprobs:
+            raise NotAvailableError("top_logprobs above 0 is served by the torch engine alone; leave it out")
         body |= {"model": self.settings.name, "n": params.n, "temperature": params.temperature, "top_p": params.top_p}
         optional: dict[str, tuple[bool, Any]] = {
             "max_tokens": (params.max_tokens is not None, params.max_tokens),

@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError
 from trinity.common.models.vocabulary import drawable
+from trinity.common.models.watching import Top
 from trinity.engine.sample import FinishReason, Sample
-from trinity.engine.sampler import sample, uniforms
+from trinity.engine.sampler import most_probable, sample, uniforms
 from trinity.engine.stopping import completed_stop
 from trinity.engine.torch.attention import whole_blocks
 from trinity.engine.torch.captured import StaticDecoding
@@ -47,7 +48,10 @@ class EngineTotals:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Tokens and logprobs of one draw, with their rows (None: idle slot)."""
+    """Tokens and logprobs of one draw, with their rows (None: idle slot).
+
+    If a row asks for them, also logprobs and ids of the most probable tokens.
+    """
 
     rows: list[RunningRow | None]
     values: Download
@@ -217,19 +221,22 @@ class RunningBatch:
         """
         positions = self.slots.length[where] - self.slots.prompt_length[where]
         uniform = uniforms(self.slots.key[where], positions)
-        tokens, logprobs = sample(logits, self.slots.sampling(where), uniform=uniform)
+        params = self.slots.sampling(where)
+        tokens, logprobs = sample(logits, params, uniform=uniform)
         self.slots.advance(where, tokens)
         rows = [self.slots.rows[slot] for slot in slots]
         for row in rows:
             if row is not None:
                 row.num_drawn += 1
-        self._drawn.append(_Drawn(rows, Download(tokens, logprobs)))
+        count = max((row.request.params.top_logprobs for row in rows if row is not None), default=0)
+        top = most_probable(logits, params, count) if count else ()
+        self._drawn.append(_Drawn(rows, Download(tokens, logprobs, *top)))
         while len(self._drawn) > self.lag:
             self._read(self._drawn.popleft())
 
     def _read(self, drawn: _Drawn) -> None:
         """Add drawn tokens to their rows; finish those that ended."""
-        tokens, logprobs = drawn.values.result()
+        tokens, logprobs, *top = drawn.values.result()
         is_open = [row is not None and row.slot is not None for row in drawn.rows]
         if not bool(torch.isfinite(logprobs)[torch.tensor(is_open)].all()):
             raise EngineError(
@@ -238,11 +245,14 @@ class RunningBatch:
                 code="E5605",
             )
         done = []
-        for row, token, logprob in zip(drawn.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        for place, (row, token, logprob) in enumerate(zip(drawn.rows, tokens.tolist(), logprobs.tolist(), strict=True)):
             if row is None or row.slot is None:
                 continue
+            tops = _top(row, place, top)
             row.tokens.append(token)
             row.logprobs.append(logprob)
+            if row.request.listener is not None:
+                row.request.listener(row.index, token, logprob, tops)
             self.counts.generated_tokens += 1
             stop_text = self._stop_text(row)
             is_stop = stop_text is not None or self._is_stop(row, token)
@@ -256,7 +266,9 @@ class RunningBatch:
         logprobs = torch.tensor(row.logprobs, dtype=torch.float32)
         versions = row.model_versions(len(row.tokens))
         self.counts.samples += 1
-        row.request.finish(row.index, Sample(row.tokens, logprobs, reason, row.model_version, stop_text, versions))
+        top = tuple(row.top)
+        made = Sample(row.tokens, logprobs, reason, row.model_version, stop_text, versions, top)
+        row.request.finish(row.index, made)
 
     def _keep(self, row: RunningRow, slot: int) -> None:
         """Add the tokens of a finished row to the prefix cache, for the next turn.
@@ -315,3 +327,14 @@ class RunningBatch:
         self.counts.prefix_groups += len(missing)
         self.counts.prompt_tokens += sum(len(prompt) for prompt in missing)
         return done
+
+
+def _top(row: RunningRow, place: int, top: Sequence[Tensor]) -> Top:
+    """Return the most probable tokens that a row asks for, and note them."""
+    count = row.request.params.top_logprobs
+    if not count:
+        return ()
+    values, ids = top
+    found = tuple(zip(ids[place, :count].tolist(), values[place, :count].tolist(), strict=True))
+    row.top.append(found)
+    return found

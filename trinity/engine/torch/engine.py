@@ -22,6 +22,7 @@ from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model_config import import_libraries
 from trinity.common.models.vocabulary import stop_token_ids
+from trinity.common.models.watching import listener
 from trinity.common.models.weights import copy_weights
 from trinity.engine.local_model import LocalModel
 from trinity.engine.sample import Sample
@@ -47,6 +48,8 @@ class TorchEngine(LocalModel):
     See `InferenceModel`. Methods may be awaited on any event loop, several at once. One thread of this process does the
     work.
     """
+
+    has_top_logprobs = True
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -271,7 +274,8 @@ class TorchEngine(LocalModel):
         """Return samples; submit all requests of an event loop's turn together."""
         engine = self._ready()[1]
         caller = asyncio.get_running_loop()
-        request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=caller.create_future())
+        future: asyncio.Future[list[Sample]] = caller.create_future()
+        request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=future, listener=listener())
         staged = self._staged.setdefault(request.loop, [])
         staged.append(request)
         if len(staged) == 1:

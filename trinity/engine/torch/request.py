@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from trinity.common.models.generate_params import GenerateParams
+from trinity.common.models.watching import Listener, Top
 from trinity.engine.sample import Sample
 from trinity.engine.torch.decoder import Prompts
 
@@ -24,6 +25,7 @@ class Request:
         ids: identity of each sample, which orders the rows of a deterministic round.
         loop: the event loop of the caller.
         future: gets the list of samples.
+        listener: takes each token when it is read; None: nobody does.
         prefill: version of the weights, logits [V] and cache of the prompt, while rows of it wait for a slot.
         num_admitted: rows that have got a slot.
         samples: finished samples by index.
@@ -36,6 +38,7 @@ class Request:
     ids: tuple[str, ...]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[Sample]]
+    listener: Listener | None = None
     prefill: tuple[int, Tensor, Prompts] | None = None
     num_admitted: int = 0
     samples: dict[int, Sample] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class RunningRow:
         num_drawn: tokens drawn, including those that the device has not returned yet.
         tokens: response tokens so far.
         logprobs: log-probabilities of these tokens.
+        top: most probable tokens at each place, if asked for.
     """
 
     request: Request
@@ -85,6 +89,7 @@ class RunningRow:
     num_drawn: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)
 
     @property
     def max_tokens(self) -> int:

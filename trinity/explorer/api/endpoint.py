@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from trinity.common.models.model import ModelWrapper
-    from trinity.explorer.api.app import EndpointLimits, ModelOf, Served
+    from trinity.explorer.api.calls import ModelOf, Served
+    from trinity.explorer.api.limits import EndpointLimits
 
 logger = get_logger("explorer")
 
@@ -127,6 +128,8 @@ class Endpoint:
         import uvicorn
 
         from trinity.explorer.api.app import create_app
+        from trinity.explorer.api.gate import closing_protocol
+        from trinity.explorer.api.limits import LOOPBACK, EndpointLimits
 
         is_v6 = ":" in self._host
         listening = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_STREAM)
@@ -138,10 +141,20 @@ class Endpoint:
             raise
         host = f"[{self._host}]" if is_v6 else self._host
         self._address = f"http://{host}:{listening.getsockname()[1]}"
-        app = create_app(self._model_of, self._limits, problem=self._problem)
+        limits = self._limits or EndpointLimits()
+        # A machine that is open to a network has names that it does not know.
+        hosts = LOOPBACK if self._host in LOOPBACK else None
+        app = create_app(self._model_of, limits, problem=self._problem, hosts=hosts)
         if self._extend is not None:
             self._extend(app)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            http=closing_protocol(limits.receive_s),
+        )
         server = self._server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listening],), name="openai-endpoint", daemon=True)
         self._thread = thread

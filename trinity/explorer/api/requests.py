@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from trinity.common.models.generate_params import MAX_TOP_LOGPROBS
+from trinity.explorer.api.descriptions import CHAT_MESSAGES, TOOLS
+from trinity.explorer.api.errors import BadRequestError
+
+__all__ = ["BadRequestError", "ChatRequest", "CompletionRequest", "NamedTool", "StreamOptions", "read", "refuse_others"]
 
 # Fields of the interface that have no effect on the tokens of a model here, so that any value is taken.
 WITHOUT_EFFECT = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "request_id",
+    "request_id",
 })  # fmt: skip
 # Fields that could change them, with the values that do not.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -22,7 +28,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None),
     "repetition_penalty": (1, None),
     "logit_bias": ({}, None),
-    "top_logprobs": (0, None),
     "response_format": ({"type": "text"}, None),
     "echo": (False, None),
     "best_of": (1, None),
@@ -32,21 +37,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "stream_tokens": (None, False),
 }
+MAX_CHOICES = 1024
+MAX_INT = 2**31 - 1
+MIN_TEMPERATURE = 1e-6
+"""Smallest temperature but 0: at smaller ones logits would leave the range of their type."""
+Integer = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
-
-class BadRequestError(ValueError):
-    """A request that cannot be answered as it is.
-
-    Args:
-        message: what is wrong, and the way out.
-        param: the field.
-        code: `invalid_request_error` or a more exact word of the interface.
-    """
-
-    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+M = TypeVar("M", bound=BaseModel)
 
 
 class StreamOptions(BaseModel):
@@ -56,23 +54,50 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class NamedFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1)
+
+
+class NamedTool(BaseModel):
+    """A tool that must be called."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class _Request(BaseModel):
     """What both kinds of requests have."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     model: str | None = None
-    n: int | None = Field(None, ge=1, le=1024)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    max_tokens: int | None = Field(None, ge=1)
-    min_tokens: int | None = Field(None, ge=0)
-    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(None, ge=MIN_TEMPERATURE, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
+    stop: str | Annotated[list[StopText], Field(max_length=64)] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperature(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value}")
+        return value
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     def arguments(self, max_model_len: int) -> dict[str, Any]:
         """Return the arguments of the engine's call.
@@ -90,16 +115,52 @@ class _Request(BaseModel):
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Annotated[list[dict[str, Any]], CHAT_MESSAGES] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: Annotated[list[dict[str, Any]], TOOLS] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @field_validator("messages")
     @classmethod
     def _messages(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [_message(number, message) for number, message in enumerate(messages)]
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _top(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
+        return count
+
+    @field_validator("tools")
+    @classmethod
+    def _tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for number, tool in enumerate(tools or ()):
+            function = tool.get("function")
+            if tool.get("type") != "function" or not isinstance(function, dict):
+                raise ValueError(f"tool {number} must be a function: {{'type': 'function', 'function': {{...}}}}")
+            if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters", {}), dict):
+                raise ValueError(f"the function of tool {number} needs a name, and its parameters are an object")
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice(cls, choice: str | NamedTool | None, info: ValidationInfo) -> str | NamedTool | None:
+        names = {tool["function"]["name"] for tool in info.data.get("tools") or ()}
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"names {choice.function.name!r}, which is not one of `tools`")
+        if choice == "required" and not names:
+            raise ValueError("'required' needs `tools`")
+        return choice
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer may turn out not to be what is asked for."""
+        wants_call = self.tool_choice not in (None, "auto", "none")
+        return wants_call or (self.parallel_tool_calls is False and bool(self.tools) and self.tool_choice != "none")
 
     def arguments(self, max_model_len: int) -> dict[str, Any]:
         """Return the arguments of the engine's call; see `_Request`."""
@@ -108,14 +169,51 @@ class ChatRequest(_Request):
             found["max_tokens"] = self.max_completion_tokens
         if self.tools and self.tool_choice != "none":
             found["tools"] = self.tools
+        if self.top_logprobs:
+            found["top_logprobs"] = self.top_logprobs
         return found
+
+    def check_answer(self, number: int, message: Mapping[str, Any]) -> None:
+        """Refuse an answer that has not the tool calls that were asked for.
+
+        The model samples freely, so that what is trained is what it says.
+
+        Args:
+            number: of the choice.
+            message: the answer, as it was parsed; {} if it is only text.
+
+        Raises:
+            BadRequestError: no call, or not of the tool that was named, or more than one (status 422).
+        """
+        if not self.must_call:
+            return
+        called = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        if self.tool_choice == "required" and not called:
+            said = "calls no tool"
+        elif isinstance(self.tool_choice, NamedTool) and set(called) != {self.tool_choice.function.name}:
+            said = f"calls {', '.join(called) or 'no tool'}, not {self.tool_choice.function.name} alone"
+        elif self.parallel_tool_calls is False and len(called) > 1:
+            said = f"has {len(called)} tool calls"
+            raise BadRequestError(f"choice {number} {said}; ask again", param="parallel_tool_calls",
+                                  code="parallel_tool_calls_not_met", status=422)  # fmt: skip
+        else:
+            return
+        raise BadRequestError(
+            f"choice {number} {said}; nothing was recorded: ask again, or with tool_choice 'auto' (calls are read "
+            "where explorer.rollout_model.tool_call_parser says how the model writes them)",
+            param="tool_choice", code="tool_choice_not_met", status=422,
+        )  # fmt: skip
 
 
 class CompletionRequest(_Request):
     """`POST /v1/completions`; a prompt is a text or token ids."""
 
-    prompt: str | list[int] | list[str]
-    logprobs: int | None = Field(None, ge=0, le=1)
+    prompt: str | list[Integer] | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    def arguments(self, max_model_len: int) -> dict[str, Any]:
+        """Return the arguments of the engine's call; see `_Request`."""
+        return super().arguments(max_model_len) | ({"top_logprobs": self.logprobs} if self.logprobs else {})
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -126,32 +224,79 @@ class CompletionRequest(_Request):
             return [[int(token) for token in self.prompt]]
         return [str(text) for text in self.prompt]
 
+    @field_validator("prompt")
+    @classmethod
+    def _count(cls, prompt: str | list[int] | list[str], info: ValidationInfo) -> str | list[int] | list[str]:
+        is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+        count = (1 if is_one else len(prompt)) * (info.data.get("n") or 1)
+        if count > MAX_CHOICES:
+            raise ValueError(f"prompts times n must be at most {MAX_CHOICES} choices, got {count}")
+        return prompt
 
-def read(kind: type[ChatRequest] | type[CompletionRequest], body: bytes) -> Any:
-    """Return a request.
+
+def refuse_others(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that would have an effect here that they cannot have.
 
     Raises:
-        BadRequestError: no JSON, an unknown field, or a value that cannot be taken.
+        BadRequestError: a field of `neutral` with another value.
     """
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body must be JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise BadRequestError(f"the body must be an object, got {type(given).__name__}")
-    for name, values in NEUTRAL.items():
+    for name, values in neutral.items():
         if name in given and given[name] not in values:
             raise BadRequestError(
                 f"`{name}` is not available here, got {json.dumps(given[name])[:200]}; leave it out", param=name
             )
-    kept = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT and name not in NEUTRAL}
+
+
+def read(
+    kind: type[M],
+    body: bytes,
+    *,
+    without_effect: frozenset[str] = WITHOUT_EFFECT,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> M:
+    """Return a request.
+
+    Args:
+        kind: of the request.
+        body: as it was sent.
+        without_effect: fields that may have any value.
+        neutral: fields with the values that they may have.
+
+    Raises:
+        BadRequestError: no JSON, an unknown field, or a value that cannot be taken.
+    """
+    given = _object(body)
+    refuse_others(given, neutral)
+    return checked(kind, {name: v for name, v in given.items() if name not in without_effect and name not in neutral})
+
+
+def checked(kind: type[M], given: Mapping[str, Any]) -> M:
+    """Return a request of these fields.
+
+    Raises:
+        BadRequestError: an unknown field, or a value that cannot be taken.
+    """
     try:
-        return kind.model_validate(kept)
+        return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        param = ".".join(map(str, first["loc"]))
+        loc = [str(part) for part in first["loc"]]
+        # Behind the first name, those of the kinds of value that a field may have are of no use.
+        param = ".".join(loc[:1] if first["type"] != "extra_forbidden" else loc)
         said = "is not known here" if first["type"] == "extra_forbidden" else first["msg"]
         raise BadRequestError(f"`{param}`: {said}", param=param) from error
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body)
+        if b"\\u" in body:
+            json.dumps(given, ensure_ascii=False).encode()  # half a character is no text
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body must be JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise BadRequestError(f"the body must be an object, got {type(given).__name__}")
+    return given
 
 
 def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +307,9 @@ def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(message)
     if not isinstance(found.get("role"), str):
         raise ValueError(f"message {number} needs a role, such as user")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if not isinstance(found.get(name), str | None):
+            raise ValueError(f"{name} of message {number} must be text")
     content = found.get("content")
     if isinstance(content, list):
         found["content"] = "".join(_text(number, part) for part in content)
@@ -170,6 +318,8 @@ def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise ValueError(f"content of message {number} must be text or a list of parts, got {type(content).__name__}")
     if found.get("tool_calls"):
+        if not isinstance(found["tool_calls"], list):
+            raise ValueError(f"tool_calls of message {number} must be a list")
         found["tool_calls"] = [_tool_call(number, call) for call in found["tool_calls"]]
     return found
 
@@ -189,6 +339,8 @@ def _tool_call(number: int, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"message {number}: arguments of a tool call must be JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"message {number}: arguments of a tool call must be an object")
     return {**call, "function": {**function, "arguments": arguments}}

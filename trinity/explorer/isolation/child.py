@@ -22,6 +22,7 @@ from trinity.common.models.inference_model import Messages
 from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
 from trinity.explorer.api.endpoint import Endpoint
+from trinity.explorer.api.limits import EndpointLimits
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
 from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
@@ -154,7 +155,7 @@ class RunnerProcess:
         self._calls = BatchedCalls(self._parent)
         self._engines: list[DistantEngine] = []
         self._runners: dict[str, WorkflowRunner] = {}
-        self._endpoint = Endpoint()
+        self._endpoint = Endpoint(limits=EndpointLimits.of(config))
         self._batched = BatchedHost(self, "a runner")
 
     async def prepare(self) -> None:

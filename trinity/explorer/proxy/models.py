@@ -16,6 +16,7 @@ from typing import Any
 from trinity.common.errors import TrinityError
 from trinity.common.experience import EID, Experience
 from trinity.common.models.model import ModelWrapper
+from trinity.common.models.watching import call_id
 from trinity.explorer.api.requests import BadRequestError
 from trinity.explorer.proxy.record import Caller, CallRecord, RecordedChoice
 from trinity.runtime.worker_thread import WorkerThread
@@ -248,7 +249,7 @@ class CallerModels:
         Raises:
             StoreError: they cannot be recorded.
         """
-        message_id = uuid.uuid4().hex
+        message_id = call_id() or uuid.uuid4().hex
         for experience in experiences:
             experience.eid = EID(suffix=message_id)
             experience.info[MESSAGE_ID] = message_id

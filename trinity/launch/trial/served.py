@@ -52,10 +52,11 @@ async def _serve(
 ) -> ExitCode:
     from trinity.explorer.api.endpoint import Endpoint
     from trinity.explorer.api.engines import engine_routes
+    from trinity.explorer.api.limits import EndpointLimits
     from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
 
     key, loop = secrets.token_urlsafe(24), asyncio.get_running_loop()
-    endpoint = Endpoint(port=port, extend=engine_routes(engines, key, loop))
+    endpoint = Endpoint(port=port, limits=EndpointLimits.of(config), extend=engine_routes(engines, key, loop))
     models = [wrapper(config, engines[0]), *auxiliary_wrappers(config, engines[1:])]
     for model in models:
         model.enable_history = False  # nobody extracts it
