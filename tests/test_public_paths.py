@@ -50,6 +50,7 @@ PATHS = {
     "trinity.utils.plugin_loader": "load_plugins",
     "trinity.utils.registry": "Registry",
     "trinity.cli.launcher": "main app",
+    "trinity.explorer.proxy.client": "TrinityClient",
     "trinity.trainer": "get_latest_hf_checkpoint_path",
 }
 SAME = [
