@@ -38,6 +38,8 @@ from trinity.trainer.verl.logprob import logprob_and_entropy
 from trinity.trainer.verl.packing import Packed, pack
 
 Maker = Callable[..., Config]
+OWN_ATTENTION = ("codegen", "gpt_neo", "gpt_neox_japanese", "gptj")  # packed by masks of transformers, not by ours
+TOLERANCE = 3e-5  # float32 through random layers; what is wrong is off by hundredths
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
 RULES = {
     "plain": Rule(),
@@ -170,7 +172,8 @@ def test_a_family_shares_prefixes_rightly_or_not_at_all(family: str, variant: st
         except EnvironmentProblem:
             return
         layout = decoder.layout if isinstance(decoder, HFPackedDecoder) else None
-        assert decoder.can_share_prefixes == (layout is None or layout.kind == "packed")
+        can_share = layout is None or (layout.kind == "packed" and family not in OWN_ATTENTION)
+        assert decoder.can_share_prefixes == can_share
         if not decoder.can_share_prefixes:
             assert layout is not None and "is computed for each of them" in layout.text
             return
@@ -184,9 +187,9 @@ def test_a_family_shares_prefixes_rightly_or_not_at_all(family: str, variant: st
             grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             results.append((logprob.detach(), grads))
     (wanted, of_rows), (found, of_forest) = results
-    assert float((found - wanted).abs().max()) <= 1e-5 * max(1.0, float(wanted.abs().max()))
+    assert float((found - wanted).abs().max()) <= TOLERANCE * max(1.0, float(wanted.abs().max()))
     scale = max(float(t.abs().max()) for t in of_rows.values())
-    assert max(float((of_forest[name] - t).abs().max()) for name, t in of_rows.items()) <= 1e-5 * scale
+    assert max(float((of_forest[name] - t).abs().max()) for name, t in of_rows.items()) <= TOLERANCE * scale
 
 
 def apart(made: object) -> object:
