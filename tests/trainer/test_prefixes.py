@@ -142,9 +142,7 @@ def test_shares_of_ranks_keep_episodes_and_hold_every_row_once(num_shares: int, 
     batch = collate(make_episodes(episodes=6, turns=4))
     limits = {"max_tokens": None if max_rows else 150, "max_rows": max_rows}
     shares = [
-        split_work(
-            batch, range(24), index=index, num_shares=num_shares, is_balanced=True, **limits, sharing=SHARING
-        )
+        split_work(batch, range(24), index=index, num_shares=num_shares, is_balanced=True, **limits, sharing=SHARING)
         for index in range(num_shares)
     ]
     assert len({len(share) for share in shares}) == 1

@@ -250,7 +250,7 @@ def along_prefixes(batch: TrainBatch, rows: Sequence[int], sharing: Sharing) -> 
 def _cut(
     batch: TrainBatch, ordered: Ordered, *, max_tokens: int | None, max_rows: int | None, sharing: Sharing
 ) -> list[list[int]]:
-    """Cut rows in the order of their prefixes into groups; see `micro_batches`."""
+    """Cut rows in the order of prefixes into groups; see `micro_batches`."""
     limit = total = ordered.num_tokens
     if max_tokens is not None:
         limit = min(max_tokens, -(-total // -(-total // max_tokens)) + max(ordered.ends))

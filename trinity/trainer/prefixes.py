@@ -1,10 +1,10 @@
-"""Prefixes that rows share, as a forest: what several rows begin with stands in it once.
+"""Prefixes that rows share, as a forest.
 
-Turns of one episode, branches of a tree of trajectories and several samples of one prompt are the same here: rows that
-have their first tokens in common. The last token of a row predicts nothing and is left out.
+What several rows begin with stands in it once. Turns of one episode, branches of a tree of trajectories and several
+samples of one prompt are the same here: rows that have their first tokens in common. The last token of a row predicts
+nothing and is left out.
 
-Dimension key: B = rows, S = longest sequence, N = tokens of the forest, P = those of a
-prompt.
+Dimension key: B = rows, S = longest sequence, N = tokens of the forest, P = those of a prompt.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Forest:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Rows in the order in which those with a long common prefix are neighbours.
+    """Rows in an order in which common prefixes are neighbours.
 
     Attributes:
         rows: numbers of the rows.
@@ -124,7 +124,7 @@ class Ordered:
 def in_order(
     tokens: Int[Tensor, "B S"], lengths: Int[Tensor, "B"], prompt_lengths: Int[Tensor, "B"], rows: Sequence[int]
 ) -> Ordered:
-    """Return `rows` so that those with common prefixes are neighbours.
+    """Return `rows` with those of common prefixes side by side.
 
     Two responses to one prompt are not compared: what they have in common by chance is not shared. A response is shared
     with rows whose prompt goes on from it.
@@ -167,7 +167,7 @@ def grow(ordered: Ordered) -> Forest:
 
 
 def _branch(path: list[_Growing], shared: int) -> int:
-    """Cut the path where a row leaves it; return the number of tokens on it.
+    """Cut the path where a row leaves it; return its tokens.
 
     A node is divided only if at least `MIN_TOKENS` of it stay together, else the row leaves before it.
     """
@@ -184,7 +184,7 @@ def _branch(path: list[_Growing], shared: int) -> int:
 
 
 def _divide(node: _Growing, depth: int) -> _Growing:
-    """Put a new node with the tokens before `depth` in front of `node`; return it."""
+    """Put the tokens before `depth` into a new node above; return it."""
     parent = node.parent
     assert parent is not None, "the root has no tokens"
     upper = _Growing(node.start, depth, node.owner, parent, [node])
@@ -194,7 +194,10 @@ def _divide(node: _Growing, depth: int) -> _Growing:
 
 
 def _listed(root: _Growing, ordered: Ordered) -> Forest:
-    """Return the nodes below `root` in depth-first order, only children joined to their parents."""
+    """Return the nodes below `root` in depth-first order.
+
+    Only children are joined to their parents.
+    """
     nodes: list[tuple[int, int, int, int]] = []  # start, end, parent, owner
     leaf_of_row: dict[int, int] = {}
     waiting = [(child, -1) for child in reversed(root.children)]
@@ -227,7 +230,7 @@ def _listed(root: _Growing, ordered: Ordered) -> Forest:
 
 
 class Cost:
-    """Tokens of rows that are added one by one, in the order of `Ordered`.
+    """Tokens of rows that are added one by one, as `Ordered` has them.
 
     Args:
         sharing: what is computed once.
@@ -239,7 +242,7 @@ class Cost:
         self._prompts: set[bytes] = set()
 
     def add(self, prompt: Int[np.ndarray, "P"], *, shared: int, end: int) -> None:
-        """Count a row that has its first `shared` tokens in common with those before."""
+        """Count a row whose first `shared` tokens those before have, too."""
         self._once += end - (shared if self.apart else 0)
         self.apart += end
         key = prompt.tobytes()
@@ -248,7 +251,10 @@ class Cost:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether a forest is computed: it must save much, also where equal prompts are computed once anyhow."""
+        """Whether a forest is computed: it must save much.
+
+        Beside rows apart, and beside equal prompts that are computed once anyhow.
+        """
         return self.sharing.prefixes and self._once <= MAX_LEFT * self._flat
 
     @property

@@ -1,4 +1,4 @@
-"""Causal attention of packed tokens that form a forest of shared prefixes.
+"""Causal attention of packed tokens that are a forest.
 
 In depth-first order every key is seen by the tokens after it in its own node (a triangle), and by all tokens below
 that node, which are neighbours (a rectangle). A query's outputs over several pieces are merged by their log-sums:
@@ -218,7 +218,7 @@ class _Written:
 
 
 class _Flash:
-    """One piece by the library's kernel; the arguments are those of `_Written`."""
+    """One piece by the library's kernel; see `_Written`."""
 
     def __init__(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, _rule: Rule) -> None:
         (((self.first, self.length),), ((self.lowest, self.width),)) = piece.queries, piece.keys

@@ -192,7 +192,7 @@ def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> li
 
 
 def _shares_prefixes(model: PreTrainedModel, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> bool:
-    """Return whether the first and the last row stay if their beginning is one.
+    """Return whether rows with one beginning are computed as if alone.
 
     Attention over shared prefixes is computed on a CPU only.
     """

@@ -116,7 +116,7 @@ def share_rows(
 
 
 def share_prefixes(ordered: Ordered, *, num_shares: int, has_equal_sizes: bool) -> list[list[int]]:
-    """Divide rows into shares of about equal work that keep common prefixes.
+    """Divide rows into shares of like work; common prefixes stay.
 
         work = 24576 (L - s) + L^2 - s^2 for a row of L tokens, s of them in the row before
 
