@@ -1,5 +1,8 @@
 """CPU and wall seconds of one GRPO step: ours, and with `--trl-python` TRL's on the same work in the same run.
 
+`--work` takes prompts of 1,000 tokens or episodes of six turns instead of the standard work, `--apart` adds our side
+with a trainer that computes every row from its first token on.
+
 Each side runs in a process of its own, in turns, `--rounds` times; the first step of a process is dropped and the
 medians over all others are compared. CPU seconds count all threads and hardly depend on what else the machine does.
 """
@@ -20,6 +23,7 @@ import work
 
 HERE = Path(__file__).resolve().parent
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
+OURS = ("ours", "apart")
 Runs = dict[str, list[dict[str, Any]]]
 
 
@@ -29,7 +33,7 @@ def main() -> None:
     runs: Runs = {}
     with tempfile.TemporaryDirectory(prefix="grpo_work_") as place:
         folder = Path(place)
-        work.build(folder, hidden=arguments.hidden)
+        work.build(folder, hidden=arguments.hidden, work=work.WORKS[arguments.work])
         for _ in range(arguments.rounds):
             for side, command in _commands(arguments, folder).items():
                 runs.setdefault(side, []).append(_measured(side, command, timeout_s=arguments.timeout))
@@ -46,24 +50,36 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("auto", "float32"), default="auto", help="of our products")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which a process has failed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--work", choices=work.WORKS, default="standard", help="what a step does")
+    parser.add_argument("--apart", action="store_true", help="also our side with a trainer that shares nothing")
     small = parser.add_argument_group("sizes, for a quick look at our side alone")
     small.add_argument("--hidden", type=int, default=256)
-    small.add_argument("--prompts", type=int, default=work.PROMPTS)
-    small.add_argument("--samples", type=int, default=work.SAMPLES)
-    small.add_argument("--new", type=int, default=work.NEW_TOKENS)
+    small.add_argument("--prompts", type=int)
+    small.add_argument("--samples", type=int)
+    small.add_argument("--new", type=int)
     arguments = parser.parse_args()
-    sizes = (arguments.prompts, arguments.samples, arguments.new)
-    if arguments.trl_python and sizes != (work.PROMPTS, work.SAMPLES, work.NEW_TOKENS):
+    if arguments.trl_python and _sizes(arguments):
         parser.error("--prompts, --samples and --new are for our side alone; leave them out with --trl-python")
+    if arguments.trl_python and work.WORKS[arguments.work].turns > 1:
+        parser.error(f"TRL's trainer has no turns: --work {arguments.work} is for our side alone")
     if arguments.steps < 2 or arguments.rounds < 1:
         parser.error("--steps must be at least 2, because the first step is dropped, and --rounds at least 1")
     return arguments
 
 
+def _sizes(arguments: argparse.Namespace) -> list[str]:
+    """Return the sizes that were given, as arguments of `our_side.py`."""
+    given = {"--prompts": arguments.prompts, "--samples": arguments.samples, "--new-tokens": arguments.new}
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+
 def _commands(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     common = ["--folder", str(folder), "--steps", str(arguments.steps), "--threads", str(arguments.threads)]
-    sizes = ["--prompts", str(arguments.prompts), "--samples", str(arguments.samples), "--new", str(arguments.new)]
-    commands = {"ours": [sys.executable, str(HERE / "our_side.py"), *common, *sizes, "--dtype", arguments.dtype]}
+    common += ["--work", arguments.work]
+    ours = [sys.executable, str(HERE / "our_side.py"), *common, *_sizes(arguments), "--dtype", arguments.dtype]
+    commands = {"ours": ours}
+    if arguments.apart:
+        commands["apart"] = [*ours, "--apart"]
     if arguments.trl_python:
         trl = [str(arguments.trl_python), str(HERE / "trl_side.py"), *common, "--variant"]
         commands |= {"trl": [*trl, "default"], "trl_best": [*trl, "best"]}
@@ -76,7 +92,7 @@ def _measured(side: str, command: list[str], *, timeout_s: float) -> dict[str, A
     Raises:
         SystemExit: it failed; with the end of its output.
     """
-    paths = [str(HERE.parent), str(HERE)] if side == "ours" else [str(HERE)]
+    paths = [str(HERE.parent), str(HERE)] if side in OURS else [str(HERE)]
     environment = os.environ | PASSIVE | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         command, env=environment, cwd=HERE, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
@@ -97,10 +113,18 @@ def summarize(runs: Runs) -> dict[str, Any]:
             result[f"{side}_{unit}_min"] = min(steps)
         result[f"{side}_peak_rss_mib"] = max(run["peak_rss_mib"] for run in measured)
         result[f"{side}_steps"] = sum(len(run["cpu_s"]) for run in measured)
-    parts = [part for run in runs["ours"] for part in run["parts_cpu_s"]]
-    names = dict.fromkeys(name for part in parts for name in part)
-    result["ours_parts_cpu_s"] = {name: statistics.median(part.get(name, 0.0) for part in parts) for name in names}
-    result["ours_trained_sequences"] = [count for run in runs["ours"] for count in run["trained_sequences"]]
+    for side in [side for side in OURS if side in runs]:
+        parts = [part for run in runs[side] for part in run["parts_cpu_s"]]
+        names = dict.fromkeys(name for part in parts for name in part)
+        result[f"{side}_parts_cpu_s"] = {
+            name: statistics.median(part.get(name, 0.0) for part in parts) for name in names
+        }
+        for fact in ("trained_sequences", "shared_tokens"):
+            result[f"{side}_{fact}"] = [count for run in runs[side] for count in run[fact]]
+    if "apart" in runs:
+        result["ratio_apart_update_cpu_s"] = (
+            result["ours_parts_cpu_s"]["update"] / result["apart_parts_cpu_s"]["update"]
+        )
     for side in [side for side in runs if side != "ours"]:
         for unit in ("cpu_s", "wall_s", "peak_rss_mib"):
             result[f"ratio_{side}_{unit}"] = result[f"ours_{unit}"] / result[f"{side}_{unit}"]
@@ -109,15 +133,18 @@ def summarize(runs: Runs) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as lines of text."""
-    names = {"ours": "ours", "trl": "TRL, default", "trl_best": "TRL, best (4 x 64, bf16)"}
+    names = {"ours": "ours", "apart": "ours, rows apart", "trl": "TRL, default", "trl_best": "TRL, best (bf16 in four)"}
     lines = [f"{'':<26}{'CPU s':>8}{'min':>8}{'wall s':>8}{'min':>8}{'peak MiB':>10}{'steps':>7}"]
     for side in [side for side in names if f"{side}_cpu_s" in result]:
         seconds = [result[f"{side}_{unit}"] for unit in ("cpu_s", "cpu_s_min", "wall_s", "wall_s_min")]
         cells = "".join(f"{value:8.2f}" for value in seconds)
         lines.append(f"{names[side]:<26}{cells}{result[f'{side}_peak_rss_mib']:10.0f}{result[f'{side}_steps']:7d}")
-    parts = ", ".join(f"{name} {value:.2f}" for name, value in result["ours_parts_cpu_s"].items())
-    lines.append(f"our CPU s: {parts}")
-    for side in [side for side in ("trl", "trl_best") if f"ratio_{side}_cpu_s" in result]:
+    for side in [side for side in OURS if f"{side}_cpu_s" in result]:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in result[f"{side}_parts_cpu_s"].items())
+        lines.append(f"CPU s of {names[side]}: {parts}")
+    if "ratio_apart_update_cpu_s" in result:
+        lines.append(f"update of ours / of rows apart: CPU {result['ratio_apart_update_cpu_s']:.2f}")
+    for side in [side for side in ("apart", "trl", "trl_best") if f"ratio_{side}_cpu_s" in result]:
         ratios = ", ".join(
             f"{what} {result[f'ratio_{side}_{unit}']:.2f}"
             for what, unit in (("CPU", "cpu_s"), ("wall", "wall_s"), ("memory", "peak_rss_mib"))

@@ -8,6 +8,7 @@ time went, and what shows that the work was done.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -32,27 +33,48 @@ class BenchmarkReward(RewardFn):
     def __call__(self, response=None, prompt=None, truth=None, return_dict=None, **_):
         return {"accuracy": work.reward(response, truth)}
 """
+EPISODES_PLUGIN = """\
+import work
+from trinity.common.workflows import WORKFLOWS, MultiTurnWorkflow
+
+TURNS = {turns}
+
+@WORKFLOWS.register_module("benchmark_episodes")
+class BenchmarkEpisodes(MultiTurnWorkflow):
+    def run(self):
+        messages, found = [{"role": "user", "content": self.task.task_desc}], []
+        for turn in range(TURNS):
+            (answer,) = self.model.chat(messages, **self.rollout_args)
+            answer.eid.step = turn
+            answer.reward = work.reward(answer.response_text, self.task.truth)
+            found.append(answer)
+            messages += [
+                {"role": "assistant", "content": answer.response_text},
+                {"role": "user", "content": work.FOLLOW_UP},
+            ]
+        return found
+"""
 CONFIG = """\
 project: benchmark
 name: grpo_step
 checkpoint_root_dir: {job}
 mode: both
 algorithm:
-  algorithm_type: grpo
+  algorithm_type: {algorithm}
   repeat_times: {samples}
   kl_loss_fn: none
   optimizer: {{lr: 1.0e-5}}
 model:
   model_path: {folder}
-  max_prompt_tokens: 64
+  max_prompt_tokens: {most_prompt}
   max_response_tokens: {new_tokens}
   min_response_tokens: {new_tokens}
 buffer:
   batch_size: {prompts}
-  train_batch_size: {sequences}
+  train_batch_size: {rollouts}
   total_steps: {steps}
   explorer_input:
-    default_workflow_type: simple_workflow
+    default_workflow_type: {workflow}
     default_reward_fn_type: benchmark_reward
     taskset:
       name: problems
@@ -67,12 +89,12 @@ trainer:
   save_interval: 0
   save_hf_checkpoint: never
   grad_clip: 1.0
-  max_token_len_per_gpu: {tokens}
+  max_token_len_per_gpu: {micro_tokens}
   trainer_config:
     actor_rollout_ref:
       model: {{enable_gradient_checkpointing: false}}
 """
-MICRO_BATCH_TOKENS = 32 * 80
+SHARED = "perf/trainer/shared_tokens"
 FLOAT32 = {
     "explorer.rollout_model.dtype": "float32",
     "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.dtype": "float32",
@@ -92,7 +114,7 @@ class Clock:
 
     def on_metrics(self, actor: str, step: int, values: Mapping[str, float]) -> None:
         """Mark the end of a training step; keep what shows that its work was done."""
-        for name in ("sample/experience_count", "response_length/min", "rollout/response_length/mean"):
+        for name in ("sample/experience_count", "response_length/min", "rollout/response_length/mean", SHARED):
             if name in values:
                 self.facts.setdefault(name, []).append(values[name])
         if "perf/total_num_tokens" in values:
@@ -127,18 +149,21 @@ def _watch(clock: Clock) -> None:
         clock.wrap(ExperienceStore, name, "store")
 
 
-def measure(
-    folder: Path, job: Path, *, steps: int, prompts: int, samples: int, new_tokens: int, dtype: str = "auto"
-) -> dict[str, Any]:
+def _apart() -> None:
+    """Let the trainer compute every row from its first token on."""
+    from trinity.trainer.verl.decoder import FastPackedDecoder
+
+    FastPackedDecoder.can_share_prompts = FastPackedDecoder.can_share_prefixes = False
+
+
+def measure(folder: Path, job: Path, *, steps: int, sizes: work.Work, dtype: str = "auto") -> dict[str, Any]:
     """Run `steps` whole steps in the folder `job`; return seconds and facts.
 
     Args:
         folder: model, tokenizer and data.
         job: a folder to write to.
         steps: training steps.
-        prompts: tasks a step.
-        samples: responses a task.
-        new_tokens: tokens of each response.
+        sizes: what a step does.
         dtype: `auto` as a run chooses by itself, or `float32`.
 
     Raises:
@@ -149,10 +174,18 @@ def measure(
     plugins = job / "plugins"
     plugins.mkdir()
     (plugins / "benchmark_reward.py").write_text(REWARD_PLUGIN)
-    sequences = prompts * samples
-    values = {"prompts": prompts, "samples": samples, "new_tokens": new_tokens, "steps": steps}
-    values["tokens"] = MICRO_BATCH_TOKENS
-    text = CONFIG.format(folder=folder, job=job / "checkpoints", sequences=sequences, **values)
+    (plugins / "benchmark_episodes.py").write_text(EPISODES_PLUGIN.replace("{turns}", str(sizes.turns)))
+    rollouts, has_turns = sizes.prompts * sizes.samples, sizes.turns > 1
+    text = CONFIG.format(
+        **dataclasses.asdict(sizes),
+        folder=folder,
+        job=job / "checkpoints",
+        steps=steps,
+        rollouts=rollouts,
+        most_prompt=max(64, sizes.prompt_tokens + 100 + (sizes.turns - 1) * (sizes.new_tokens + 100)),
+        algorithm="multi_step_grpo" if has_turns else "grpo",
+        workflow="benchmark_episodes" if has_turns else "simple_workflow",
+    )
     (job / "grpo_step.yaml").write_text(text)
     clock = Clock()
     overrides = tuple(f"{key}={value}" for key, value in FLOAT32.items()) if dtype == "float32" else ()
@@ -162,7 +195,7 @@ def measure(
     result = run_plan(plan, options)
     if result.exit_code or len(clock.marks) != steps:
         raise RuntimeError(f"the run ended with status {result.exit_code} after {len(clock.marks)} of {steps} steps")
-    return _summary(clock, sequences=sequences, new_tokens=new_tokens)
+    return _summary(clock, sequences=rollouts * sizes.turns, new_tokens=sizes.new_tokens)
 
 
 def _summary(clock: Clock, *, sequences: int, new_tokens: int) -> dict[str, Any]:
@@ -179,6 +212,7 @@ def _summary(clock: Clock, *, sequences: int, new_tokens: int) -> dict[str, Any]
         "wall_s": [b[1] - a[1] for a, b in pairs],
         "parts_cpu_s": parts,
         "trained_sequences": counts,
+        "shared_tokens": clock.facts[SHARED],
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -189,23 +223,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--prompts", type=int, default=work.PROMPTS)
-    parser.add_argument("--samples", type=int, default=work.SAMPLES)
-    parser.add_argument("--new", type=int, default=work.NEW_TOKENS)
+    parser.add_argument("--work", choices=work.WORKS, default="standard")
+    parser.add_argument("--apart", action="store_true", help="the trainer shares nothing")
+    for name in ("prompts", "samples", "new-tokens"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=("auto", "float32"), default="auto")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    names = ("prompts", "samples", "new_tokens")
+    given = {name: vars(arguments)[name] for name in names if vars(arguments)[name] is not None}
+    sizes = dataclasses.replace(work.WORKS[arguments.work], **given)
     job = Path(tempfile.mkdtemp(prefix="grpo_step_"))
     try:
-        result = measure(
-            arguments.folder.resolve(),
-            job,
-            steps=arguments.steps,
-            prompts=arguments.prompts,
-            samples=arguments.samples,
-            new_tokens=arguments.new,
-            dtype=arguments.dtype,
-        )
+        if arguments.apart:
+            _apart()
+        result = measure(arguments.folder.resolve(), job, steps=arguments.steps, sizes=sizes, dtype=arguments.dtype)
         print(json.dumps(result))
     finally:
         shutil.rmtree(job)

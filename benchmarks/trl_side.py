@@ -1,7 +1,7 @@
 """TRL's side of the step benchmark; run it with an interpreter that has TRL.
 
-`default` is TRL's default on-policy configuration: one update over all 256 sequences in fp32. `best` is the fastest
-configuration that was found for it on a CPU: four accumulated micro-batches of 64 under bf16 autocast.
+`default` is TRL's default on-policy configuration: one update over all sequences in fp32. `best` is the fastest
+configuration that was found for it on a CPU: four accumulated micro-batches under bf16 autocast.
 Prints one JSON line: seconds of every step after the first, in CPU time of all threads and in wall time.
 """
 
@@ -24,22 +24,23 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def grpo_config(folder: Path, variant: str, steps: int) -> GRPOConfig:
+def grpo_config(folder: Path, variant: str, steps: int, name: str) -> GRPOConfig:
     """Return TRL's configuration of the work: `default`, or `best` in four micro-batches under bf16 autocast."""
     import work
     from trl import GRPOConfig
 
-    sequences = work.PROMPTS * work.SAMPLES
-    batch = sequences if variant == "default" else 64
+    size = work.WORKS[name]
+    sequences = size.prompts * size.samples
+    batch = sequences if variant == "default" else sequences // 4
     return GRPOConfig(
         output_dir=str(folder / "trl"),
         use_cpu=True,
         bf16=variant == "best",
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=sequences // batch,
-        num_generations=work.SAMPLES,
-        max_completion_length=work.NEW_TOKENS,
-        generation_kwargs={"min_new_tokens": work.NEW_TOKENS},
+        num_generations=size.samples,
+        max_completion_length=size.new_tokens,
+        generation_kwargs={"min_new_tokens": size.new_tokens},
         gradient_checkpointing=False,
         loss_type="grpo",
         beta=0.0,
@@ -60,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--variant", choices=("default", "best"), required=True)
+    parser.add_argument("--work", default="standard", help="one of `work.WORKS` that has one turn")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -90,7 +92,7 @@ def main() -> None:
         reward_funcs=lambda completions, answer, **_: [
             work.reward(completion[0]["content"], truth) for completion, truth in zip(completions, answer, strict=True)
         ],
-        args=grpo_config(arguments.folder, arguments.variant, arguments.steps),
+        args=grpo_config(arguments.folder, arguments.variant, arguments.steps, arguments.work),
         train_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(arguments.folder),
         callbacks=[Clock()],

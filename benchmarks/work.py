@@ -1,7 +1,8 @@
 """The work that both sides of the step benchmark do: model, tokenizer, prompts and reward, made from seeds.
 
-One step: 32 prompts, 8 responses each, 48 new tokens a response, a Qwen2 of hidden size 256 with 4 layers, and one
-GRPO update over the 256 sequences. Needs torch and transformers only, so that a peer's environment can import it.
+One standard step: 32 prompts, 8 responses each, 48 new tokens a response, a Qwen2 of hidden size 256 with 4 layers, and
+one GRPO update over the 256 sequences; `WORKS` has the others. Needs torch and transformers only, so that a peer's
+environment can import it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,45 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-PROMPTS, SAMPLES, NEW_TOKENS = 32, 8, 48
+
+@dataclass(frozen=True)
+class Work:
+    """Sizes of a step.
+
+    Attributes:
+        prompts: tasks.
+        samples: attempts of a task.
+        new_tokens: tokens of a response.
+        prompt_tokens: fewest tokens of a task's text; 0: a problem as it is.
+        turns: responses of an attempt; between them is `FOLLOW_UP`.
+        micro_tokens: most tokens of a micro-batch.
+    """
+
+    prompts: int
+    samples: int
+    new_tokens: int
+    prompt_tokens: int = 0
+    turns: int = 1
+    micro_tokens: int = 32 * 80
+
+
+WORKS = {
+    "standard": Work(prompts=32, samples=8, new_tokens=48),
+    "long": Work(prompts=4, samples=8, new_tokens=48, prompt_tokens=1000, micro_tokens=9000),
+    "episodes": Work(prompts=8, samples=2, new_tokens=48, prompt_tokens=200, turns=6, micro_tokens=9000),
+}
+FOLLOW_UP = (
+    "How many does Tom have now? Anna has 45 books and buys 12 more, Ben has 31 coins and sells 20. How many does Mia "
+    "have left?"
+)
+SPECIAL_OFFSET = 0.3
 VOCABULARY = 512
 NUM_ROWS = 4096
+NUM_LONG_ROWS = 64
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -38,6 +73,17 @@ def rows(count: int, seed: int) -> list[dict[str, str]]:
             question = f"{person} has {first} {thing} and sells {second}. How many {thing} does {person} have left?"
             sign, result = "-", first - second
         made.append({"question": question, "answer": f"{first} {sign} {second} = {result}\n#### {result}"})
+    return made
+
+
+def long_rows(tokenizer: Any, count: int, num_tokens: int) -> list[dict[str, str]]:
+    """Return `count` problems behind as many others as fill `num_tokens` tokens."""
+    others, made = iter(rows(NUM_ROWS, seed=2)), []
+    for row in rows(count, seed=1):
+        text = ""
+        while len(tokenizer(text + row["question"])["input_ids"]) < num_tokens:
+            text += next(others)["question"] + " "
+        made.append(row | {"question": text + row["question"]})
     return made
 
 
@@ -86,13 +132,15 @@ def write_tokenizer(folder: Path) -> int:
     return int(fast.eos_token_id)
 
 
-def build(folder: Path, *, hidden: int = 256) -> None:
+def build(folder: Path, *, hidden: int = 256, work: Work = WORKS["standard"]) -> None:
     """Write model, tokenizer and `train.jsonl` into `folder`."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     end = write_tokenizer(folder)
     problems = rows(NUM_ROWS, seed=1)
+    if work.prompt_tokens:
+        problems = long_rows(AutoTokenizer.from_pretrained(folder), NUM_LONG_ROWS, work.prompt_tokens)
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
@@ -103,13 +151,18 @@ def build(folder: Path, *, hidden: int = 256) -> None:
             num_attention_heads=4,
             num_key_value_heads=2,
             intermediate_size=3 * hidden,
-            max_position_embeddings=1024,
+            max_position_embeddings=2048,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=end,
             pad_token_id=0,
         )
     )
+    if work.turns > 1:  # a special token within a response is not in its text, so that the next turn could not go on
+        with torch.no_grad():
+            column = model.get_input_embeddings().weight[:, 0]
+            column.fill_(SPECIAL_OFFSET)
+            column[: len(SPECIAL)] = -SPECIAL_OFFSET
     model.generation_config.eos_token_id = end
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)

@@ -34,6 +34,7 @@ def test_our_side_trains_all_sequences_and_reports_its_times() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["ours_trained_sequences"] == [256.0] * 3
+    assert all(count > 0 for count in result["ours_shared_tokens"])
     assert result["ours_steps"] == 2
     assert 0 < result["ours_cpu_s_min"] <= result["ours_cpu_s"] < 60
     assert 0 < result["ours_wall_s_min"] <= result["ours_wall_s"]
@@ -45,12 +46,25 @@ def test_our_side_trains_all_sequences_and_reports_its_times() -> None:
     assert not [key for key in result if "trl" in key]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("work", "rows"), [("long", 4), ("episodes", 12)])
+def test_long_prompts_and_episodes_are_measured_beside_rows_apart(work: str, rows: int) -> None:
+    sizes = ("--prompts", "1", "--samples", "4") if work == "long" else ("--prompts", "1", "--samples", "2")
+    done = run("--work", work, "--apart", *TINY, *sizes, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["ours_trained_sequences"] == result["apart_trained_sequences"] == [float(rows)] * 3
+    assert min(result["ours_shared_tokens"]) > 1000 and result["apart_shared_tokens"] == [0.0] * 3
+    assert 0 < result["ratio_apart_update_cpu_s"] < 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--steps", "1"), "--steps must be at least 2"),
         (("--rounds", "0"), "--rounds at least 1"),
         (("--trl-python", "python", "--new", "4"), "are for our side alone"),
+        (("--trl-python", "python", "--work", "episodes"), "TRL's trainer has no turns"),
     ],
 )
 def test_arguments_that_would_compare_nothing_are_refused(

@@ -107,6 +107,42 @@ def make_experiences(
     return experiences
 
 
+def make_episodes(*, episodes: int = 2, turns: int = 3, samples: int = 1, seed: int = 0) -> list[Experience]:
+    """Return the turns of random episodes: a prompt is the last prompt, its response and an observation.
+
+    Of several samples a turn, the first goes on.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> torch.Tensor:
+        size = int(torch.randint(low, high, (1,), generator=generator))
+        return torch.randint(3, VOCABULARY, (size,), generator=generator)
+
+    experiences = []
+    for episode in range(episodes):
+        prompt = draw(20, 24)
+        for turn in range(turns):
+            answers = [draw(3, 8) for _ in range(samples)]
+            for sample, response in enumerate(answers):
+                length = len(response)
+                mask = torch.rand(length, generator=generator) < 0.8
+                mask[0] = True
+                experiences.append(
+                    Experience(
+                        EID(1, episode, sample, turn),
+                        torch.cat([prompt, response]),
+                        len(prompt),
+                        logprobs=-torch.rand(length, generator=generator) - 2.0,
+                        reward=float((episode + sample) % 2),
+                        advantages=torch.full((length,), 1.0 if (episode + sample) % 2 else -1.0),
+                        action_mask=mask,
+                        info={"model_version": 0},
+                    )
+                )
+            prompt = torch.cat([prompt, answers[0], draw(2, 6)])
+    return experiences
+
+
 @pytest.fixture
 def demonstrations(tmp_path: Path) -> Path:
     """A dataset of 40 sums."""

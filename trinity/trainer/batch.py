@@ -9,12 +9,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience, rows_of
+from trinity.trainer.prefixes import NOTHING, Cost, Ordered, Sharing, in_order
 
 _COLUMNS = {"logprobs": "rollout_logprob"} | {
     name: name for name in ("advantages", "returns", "teacher_logprobs", "token_level_reward")
@@ -187,20 +189,32 @@ def counted_rows(batch: TrainBatch, counted: Bool[Tensor, "B T"]) -> list[int]:
 
 
 def micro_batches(
-    batch: TrainBatch, rows: Iterable[int], *, max_tokens: int | None, max_rows: int | None
+    batch: TrainBatch,
+    rows: Iterable[int],
+    *,
+    max_tokens: int | None,
+    max_rows: int | None,
+    sharing: Sharing = NOTHING,
 ) -> list[list[int]]:
     """Split `rows` into groups that are each computed in one pass.
 
     Rows with the same prompt stay together as far as the limits allow, and rows of similar length share a group, which
-    saves padding. The rows of an experience are never separated; one that exceeds a limit is a group of its own.
+    saves padding. Where many tokens are in prefixes that rows share, rows with the longest common ones stay together
+    instead, and a prefix counts once a group. The rows of an experience are never separated; one that exceeds a limit
+    is a group of its own.
 
     Args:
         batch: gives lengths, prompts and the rows of an experience.
         rows: rows to split, whole experiences.
         max_tokens: most tokens of a group, prompt and response.
         max_rows: most rows of a group.
+        sharing: what is computed once.
     """
-    units = _by_prompt(batch, units_of(list(rows), batch.rows_per_experience))
+    rows = list(rows)
+    ordered = along_prefixes(batch, rows, sharing)
+    if ordered is not None:
+        return _cut(batch, ordered, max_tokens=max_tokens, max_rows=max_rows, sharing=sharing)
+    units = _by_prompt(batch, units_of(rows, batch.rows_per_experience))
     lengths = batch.lengths.tolist()
     sizes = [sum(lengths[row] for row in unit) for unit in units]
     total = sum(sizes)
@@ -217,6 +231,44 @@ def micro_batches(
         groups[-1] += unit
         used += size
     return groups
+
+
+def along_prefixes(batch: TrainBatch, rows: Sequence[int], sharing: Sharing) -> Ordered | None:
+    """Return `rows` in the order of their common prefixes.
+
+    None if that saves too little, and for experiences of several rows.
+    """
+    if not (sharing.prefixes and rows) or batch.rows_per_experience > 1:
+        return None
+    ordered = in_order(batch.tokens, batch.lengths, batch.prompt_lengths, rows)
+    cost = Cost(sharing)
+    for row, shared, end in ordered.items():
+        cost.add(_prompt(batch, row), shared=shared, end=end)
+    return ordered if cost.is_worth_it else None
+
+
+def _cut(
+    batch: TrainBatch, ordered: Ordered, *, max_tokens: int | None, max_rows: int | None, sharing: Sharing
+) -> list[list[int]]:
+    """Cut rows in the order of prefixes into groups; see `micro_batches`."""
+    limit = total = ordered.num_tokens
+    if max_tokens is not None:
+        limit = min(max_tokens, -(-total // -(-total // max_tokens)) + max(ordered.ends))
+    groups: list[list[int]] = []
+    cost = Cost(sharing)
+    for row, shared, end in ordered.items():
+        cost.add(_prompt(batch, row), shared=shared, end=end)
+        if not groups or cost.num_tokens > limit or len(groups[-1]) == max_rows:
+            groups.append([])
+            cost = Cost(sharing)
+            cost.add(_prompt(batch, row), shared=0, end=end)
+        groups[-1].append(row)
+    return groups
+
+
+def _prompt(batch: TrainBatch, row: int) -> Int[np.ndarray, "P"]:
+    found: np.ndarray = batch.tokens[row, : int(batch.prompt_lengths[row])].numpy()
+    return found
 
 
 def units_of(rows: list[int], size: int) -> list[list[int]]:

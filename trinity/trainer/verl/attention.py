@@ -17,6 +17,7 @@ from torch.nn import functional
 from trinity.trainer.verl.attention_rule import PLAIN, Rule
 from trinity.trainer.verl.blockwise import blockwise
 from trinity.trainer.verl.flex import flex_attend, has_kernel
+from trinity.trainer.verl.forest import forest_attend
 from trinity.trainer.verl.layers import collect, spread
 from trinity.trainer.verl.packing import Block, Packed
 
@@ -50,6 +51,8 @@ def attend(
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule) -> Tensor:
     """Return the outputs of all packed tokens; the queries are scaled."""
+    if packed.forest is not None:
+        return forest_attend(queries, keys, values, packed.forest, rule)
     longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
     if packed.prefix is not None:
         return _with_prompts(queries, keys, values, packed, rule)

@@ -39,6 +39,7 @@ class PackedDecoder(Protocol):
     """Computes hidden states of packed tokens from a model's parameters."""
 
     can_share_prompts: bool
+    can_share_prefixes: bool
     stages: Stages | None
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
@@ -163,6 +164,7 @@ class FastPackedDecoder(nn.Module):
     """
 
     can_share_prompts = True
+    can_share_prefixes = True
 
     def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, is_adapted: bool = True) -> None:
         super().__init__()
@@ -278,6 +280,7 @@ class WithoutAdapter:
         self.decoder = decoder
         self.stages = decoder.stages
         self.can_share_prompts = decoder.can_share_prompts
+        self.can_share_prefixes = decoder.can_share_prefixes
         self.blocks, self.shard, self.head, self.refresh = decoder.blocks, decoder.shard, decoder.head, decoder.refresh
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:

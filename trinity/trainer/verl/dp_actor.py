@@ -114,7 +114,7 @@ class DataParallelPPOActor:
         measured = mini.select(kept) if self.loss_fn.ignores_zero_advantage else mini
 
         def steps() -> Iterator[MicroStep[Shares]]:
-            for work in self.ranks.split(mini, kept, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+            for work in self.scorer.split(mini, kept, settings):
                 micro = mini.select(work.rows)
                 shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
                 yield MicroStep(micro, shares, work.is_filler)

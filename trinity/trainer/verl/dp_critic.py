@@ -155,7 +155,7 @@ class DataParallelPPOCritic:
         counted = torch.nonzero(mini.action_mask.any(1)).squeeze(-1).tolist()
 
         def steps() -> Iterator[MicroStep[Share]]:
-            for work in self.ranks.split(mini, counted, max_tokens=split.max_tokens, max_rows=split.max_rows):
+            for work in self.scorer.split(mini, counted, split):
                 micro = mini.select(work.rows)
                 yield MicroStep(micro, Share.of_rows(micro, mini, normalizer=split.normalizer), work.is_filler)
 

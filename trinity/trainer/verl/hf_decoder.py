@@ -58,6 +58,7 @@ class HFPackedDecoder(nn.Module):
         if without is None:  # else another decoder shares the model and may recompute its layers
             model.eval()
         self.layout = choose_layout(model, has_logits=model.get_output_embeddings() is not None)
+        self.can_share_prefixes = self.layout.shares_prefixes
         self.is_sharded = False
         if recompute:
             recompute_layers(model)

@@ -9,7 +9,7 @@ that fits neither is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.families import families
+from trinity.trainer.prefixes import Node
 from trinity.trainer.verl.hf_attention import NAME, NotPackable, computing, packing_problem, register
 from trinity.trainer.verl.output_layer import LogitRule
 from trinity.trainer.verl.packing import Block, Packed
@@ -45,16 +46,19 @@ class Layout:
         kind: `packed` into one list, or `padded` into a rectangle.
         attention: name of the attention function in transformers.
         logits: scale and bound that the model applies to the products of its output layer.
+        shares_prefixes: what rows begin with alike can be computed once.
     """
 
     kind: Literal["packed", "padded"]
     attention: str
     logits: LogitRule
+    shares_prefixes: bool = False
 
     @property
     def text(self) -> str:
         """Short description for the log."""
-        return "rows packed" if self.kind == "packed" else f"rows padded ({self.attention} attention)"
+        how = "rows packed" if self.kind == "packed" else f"rows padded ({self.attention} attention)"
+        return how if self.shares_prefixes else f"{how}, what they begin with alike is computed for each of them"
 
 
 def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | None = None) -> Layout:
@@ -78,7 +82,7 @@ def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | 
         for layout in _layouts(model, logits, may_pack=_may_pack(model) if may_pack is None else may_pack):
             found = _tried(model, rows, layout)
             if found is not None and all(_is_close(a, b) for a, b in zip(found, alone, strict=True)):
-                return layout
+                return replace(layout, shares_prefixes=layout.kind == "packed" and _shares_prefixes(model, rows, alone))
     raise EnvironmentProblem(
         f"{_name(model)} computes a row differently when it is batched with other rows, so that it cannot be trained "
         "in batches; use a model of another family",
@@ -126,12 +130,17 @@ def _layouts(model: PreTrainedModel, logits: LogitRule, *, may_pack: bool) -> It
 
 
 def _rows(model: PreTrainedModel) -> list[Tensor]:
-    """Return rows of different lengths, alike at the start, of plain tokens."""
+    """Return rows of different lengths, of plain tokens.
+
+    The last begins as the first does.
+    """
     table = model.get_input_embeddings().weight
     assert isinstance(table, Tensor), "token embeddings are a table"
     first = len(table) // 2
     tokens = first + (torch.arange(max(_LENGTHS)) * 7 + 3) % (len(table) - first)
-    return [tokens[:length].roll(shift).to(table.device) for shift, length in enumerate(_LENGTHS)]
+    rows = [tokens[:length].roll(shift) for shift, length in enumerate(_LENGTHS)]
+    rows.append(torch.cat([rows[0][:_KEPT], rows[1]]))
+    return [row.to(table.device) for row in rows]
 
 
 def _alone(model: PreTrainedModel, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -180,6 +189,29 @@ def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> li
             raise
         logger.info("%s is not computed with %s attention: %s", _name(model), layout.attention, error)
         return None
+
+
+def _shares_prefixes(model: PreTrainedModel, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> bool:
+    """Return whether rows with one beginning are computed as if alone.
+
+    Attention over shared prefixes is computed on a CPU only.
+    """
+    row, branch = rows[0], rows[-1]
+    if row.device.type != "cpu":
+        return False
+    rest, other = len(row) - _KEPT, len(branch) - _KEPT
+    nodes = (
+        Node(start=0, at=0, length=_KEPT, below=rest + other, parent=-1),
+        Node(start=_KEPT, at=_KEPT, length=rest, below=0, parent=0),
+        Node(start=_KEPT, at=len(row), length=other, below=0, parent=0),
+    )
+    packed = _packed([torch.cat([row, branch[_KEPT:]])])
+    positions = torch.cat([torch.arange(len(row)), torch.arange(_KEPT, len(branch))])
+    packed = replace(packed, positions=positions, forest=nodes)
+    with computing(packed):
+        found = run_packed(model, packed.tokens, packed.positions)
+    states = torch.cat([found[:_KEPT], found[len(row) :]])
+    return _is_close(found[: len(row)], alone[0]) and _is_close(states, alone[-1])
 
 
 def _packed(rows: Sequence[Tensor]) -> Packed:

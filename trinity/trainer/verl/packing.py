@@ -1,6 +1,7 @@
 """Rows packed into one list of tokens, without padding.
 
-A prompt that several rows share is in the list once. The last token of a row predicts nothing and is left out.
+A prompt that several rows share is in the list once. So is any other prefix, where that saves much: the list is then a
+forest in depth-first order. The last token of a row predicts nothing and is left out.
 
 Dimension key: N = packed tokens, n = those of a block or of this rank, G = shared prompts, B = rows, T = longest
 response, M = positions whose next token is scored, m = those of this rank.
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.prefixes import MAX_LEFT, Node, grow, in_order
 from trinity.trainer.verl.parallel.ulysses import Slice
 
 
@@ -61,6 +63,7 @@ class Packed:
         num_rows: B.
         width: T.
         piece: this rank's part if several share the list, else None.
+        forest: the nodes of the list if it is a forest, else None; `rows` is then the list as a whole.
     """
 
     tokens: Int[Tensor, "N"]
@@ -74,6 +77,7 @@ class Packed:
     num_rows: int
     width: int
     piece: Slice | None = None
+    forest: tuple[Node, ...] | None = None
 
     @property
     def own_tokens(self) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
@@ -111,16 +115,54 @@ class Packed:
             targets=self.targets.to(device),
             num_rows=self.num_rows,
             width=self.width,
+            forest=self.forest,
         )
 
 
-def pack(batch: TrainBatch, *, share_prompts: bool) -> Packed:
+def pack(batch: TrainBatch, *, share_prompts: bool, share_prefixes: bool = False) -> Packed:
     """Pack `batch`; the scored tokens are those of `action_mask`.
 
     Args:
         batch: at least one row.
         share_prompts: put a prompt that several rows have into the list once.
+        share_prefixes: do so with every prefix, if that leaves at most `MAX_LEFT` of the tokens.
     """
+    flat = _pack_flat(batch, share_prompts=share_prompts)
+    if not share_prefixes:
+        return flat
+    return _pack_forest(batch, most=MAX_LEFT * len(flat.tokens)) or flat
+
+
+def _pack_forest(batch: TrainBatch, *, most: float) -> Packed | None:
+    """Return the forest of all rows; None if it has more than `most` tokens."""
+    ordered = in_order(batch.tokens, batch.lengths, batch.prompt_lengths, range(len(batch)))
+    if ordered.num_tokens > most:
+        return None
+    forest = grow(ordered)
+    tokens, positions = forest.tokens(batch.tokens)
+    row, column = torch.nonzero(batch.action_mask, as_tuple=True)
+    predicted = batch.prompt_lengths[row] + column
+    sources = torch.empty_like(row)
+    for number in range(len(batch)):
+        own = row == number
+        sources[own] = torch.from_numpy(forest.places(number))[predicted[own] - 1]
+    return Packed(
+        tokens=tokens,
+        positions=positions,
+        prefix=None,
+        rows=Block(0, (len(tokens),), len(tokens), None),
+        prefix_of_row=None,
+        sources=sources,
+        labels=batch.tokens[row, predicted],
+        targets=row * batch.action_mask.shape[1] + column,
+        num_rows=len(batch),
+        width=batch.action_mask.shape[1],
+        forest=forest.nodes,
+    )
+
+
+def _pack_flat(batch: TrainBatch, *, share_prompts: bool) -> Packed:
+    """Return the rows one after another, behind the prompts that they share."""
     prompts = _shared_prompts(batch) if share_prompts else None
     starts = torch.zeros_like(batch.lengths) if prompts is None else batch.prompt_lengths
     rows, row_tokens, row_positions = _block(batch.tokens, starts, batch.lengths - 1, at=0)

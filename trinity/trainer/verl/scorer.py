@@ -13,13 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch, counted_rows
-from trinity.trainer.verl.attention import is_blockwise
+from trinity.trainer.prefixes import NOTHING, Sharing
+from trinity.trainer.verl.attention import BLOCKWISE_MAX_LENGTH
 from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output, full_divergence
 from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
 from trinity.trainer.verl.packing import Packed, pack
+from trinity.trainer.verl.parallel.balance import Work
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 
 
@@ -65,11 +67,36 @@ class Scorer:
         self.settings = settings
         self.device = device
         self.ranks = ranks
+        self._num_shared = 0
+
+    @property
+    def sharing(self) -> Sharing:
+        """What the decoder computes once here: on a CPU only.
+
+        Elsewhere rows are computed apart, since the kernels there know no shared prefixes.
+        """
+        if self.device.type != "cpu":
+            return NOTHING
+        prompts_up_to = BLOCKWISE_MAX_LENGTH if self.decoder.can_share_prompts else 0
+        return Sharing(prompts_up_to, self.decoder.can_share_prefixes)
+
+    def split(self, batch: TrainBatch, rows: Iterable[int], settings: ActorSettings) -> list[Work]:
+        """Return this rank's micro-batches of `rows`."""
+        limits = {"max_tokens": settings.max_tokens, "max_rows": settings.max_rows}
+        return self.ranks.split(batch, rows, **limits, sharing=self.sharing)
 
     def pack(self, micro: TrainBatch) -> Packed:
         """Return the packed form of a micro-batch on the device."""
-        shares = self.decoder.can_share_prompts and is_blockwise(self.device, int(micro.lengths.max()))
-        return self.ranks.cut(pack(micro, share_prompts=shares).to(self.device))
+        sharing = self.sharing
+        is_short = int(micro.lengths.max()) <= sharing.prompts_up_to
+        packed = pack(micro, share_prompts=is_short, share_prefixes=sharing.prefixes)
+        self._num_shared += int((micro.lengths - 1).sum()) - len(packed.tokens)
+        return self.ranks.cut(packed.to(self.device))
+
+    def take_num_shared(self) -> int:
+        """Return how many tokens were not computed again, and begin at 0."""
+        found, self._num_shared = self._num_shared, 0
+        return found
 
     def score(self, packed: Packed, *, with_entropy: bool) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
         """Return log-probability and entropy (nats) of the scored tokens."""
@@ -126,7 +153,7 @@ class Scorer:
         result = {name: torch.zeros(batch.action_mask.shape) for name in names}
         counted = counted_rows(batch, batch.action_mask)
         settings, stages = self.settings, self.decoder.stages
-        for work in self.ranks.split(batch, counted, max_tokens=settings.max_tokens, max_rows=settings.max_rows):
+        for work in self.split(batch, counted, settings):
             packed = self.pack(batch.select(work.rows))
             if stages is not None and not stages.is_last:
                 self.decoder.hidden(packed)  # sends the stream on; only the last stage has the output layer

@@ -183,7 +183,15 @@ class ActorWorker:
         seconds = time.perf_counter() - start
         metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
+        metrics["perf/trainer/shared_tokens"] = self._num_shared_tokens()
         return metrics | {"time/train_step": seconds}
+
+    def _num_shared_tokens(self) -> float:
+        """Return how many tokens no pass of the step had to compute again."""
+        scorers = [self.actor.scorer]
+        scorers += [self.reference.scorer] if self.reference is not None else []
+        scorers += [self.critic.trained.scorer] if self.critic is not None else []
+        return float(sum(self.ranks.gather_shares(sum(scorer.take_num_shared() for scorer in scorers))))
 
     def _with_logprobs(self, batch: TrainBatch) -> TrainBatch:
         """Add `old_logprob`, and `ref_logprob` and statistics if they are read."""

@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trinity.trainer.batch import TrainBatch, micro_batches, units_of
+from trinity.trainer.batch import TrainBatch, along_prefixes, micro_batches, units_of
+from trinity.trainer.prefixes import NOTHING, Ordered, Sharing
 
 LINEAR_COST = 24576  # cost of products relative to attention, per token, as the published trainer weighs them
 
@@ -37,6 +38,7 @@ def split_work(
     is_balanced: bool,
     max_tokens: int | None,
     max_rows: int | None,
+    sharing: Sharing = NOTHING,
 ) -> list[Work]:
     """Return the micro-batches of share `index`; all have the same number.
 
@@ -48,11 +50,18 @@ def split_work(
         is_balanced: give the shares equal work; else each gets one contiguous piece of the rows.
         max_tokens: most tokens of a micro-batch.
         max_rows: most rows of a micro-batch.
+        sharing: what is computed once.
     """
-    shares = share_rows(
-        batch, rows, num_shares=num_shares, is_balanced=is_balanced, has_equal_sizes=max_rows is not None
-    )
-    groups = [micro_batches(batch, share, max_tokens=max_tokens, max_rows=max_rows) for share in shares]
+    ordered = along_prefixes(batch, rows, sharing) if is_balanced else None
+    has_equal_sizes = max_rows is not None
+    if ordered is None:
+        shares = share_rows(
+            batch, rows, num_shares=num_shares, is_balanced=is_balanced, has_equal_sizes=has_equal_sizes
+        )
+    else:
+        shares = share_prefixes(ordered, num_shares=num_shares, has_equal_sizes=has_equal_sizes)
+    limits = {"max_tokens": max_tokens, "max_rows": max_rows}
+    groups = [micro_batches(batch, share, **limits, sharing=sharing) for share in shares]
     most = max(len(group) for group in groups)
     own = [Work(micro) for micro in groups[index]]
     if len(own) < most:
@@ -104,6 +113,27 @@ def share_rows(
         if not is_full:
             heapq.heappush(heap, (total + work[place], number))
     return [[row for place in sorted(share) for row in units[place]] for share in shares]
+
+
+def share_prefixes(ordered: Ordered, *, num_shares: int, has_equal_sizes: bool) -> list[list[int]]:
+    """Divide rows into shares of like work; common prefixes stay.
+
+        work = 24576 (L - s) + L^2 - s^2 for a row of L tokens, s of them in the row before
+
+    A share is a piece of the order, so that at most one path of prefixes a cut is computed twice.
+
+    Args:
+        ordered: the rows.
+        num_shares: number of shares.
+        has_equal_sizes: the shares differ by at most one row.
+    """
+    work = [1 if has_equal_sizes else LINEAR_COST * (end - s) + end**2 - s**2 for _, s, end in ordered.items()]
+    total, done = sum(work), 0
+    shares: list[list[int]] = [[] for _ in range(num_shares)]
+    for row, own in zip(ordered.rows, work, strict=True):
+        shares[(2 * done + own) * num_shares // (2 * total)].append(row)
+        done += own
+    return shares
 
 
 def _is_full(size: int, most: int, num_large: int) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 
 from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
+from trinity.trainer.prefixes import NOTHING, Sharing
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.balance import Work, split_work
 from trinity.trainer.verl.parallel.exchange import local
@@ -134,12 +135,19 @@ class Ranks:
 
     # --------------------------------------------------------------------- work
     def split(
-        self, batch: TrainBatch, rows: Iterable[int], *, max_tokens: int | None, max_rows: int | None
+        self,
+        batch: TrainBatch,
+        rows: Iterable[int],
+        *,
+        max_tokens: int | None,
+        max_rows: int | None,
+        sharing: Sharing = NOTHING,
     ) -> list[Work]:
         """Return the micro-batches of this rank; every rank has the same number."""
         rows = list(rows)
         if self.is_alone:
-            return [Work(group) for group in micro_batches(batch, rows, max_tokens=max_tokens, max_rows=max_rows)]
+            limits = {"max_tokens": max_tokens, "max_rows": max_rows}
+            return [Work(group) for group in micro_batches(batch, rows, **limits, sharing=sharing)]
         if not rows:
             return []
         return split_work(
@@ -150,6 +158,7 @@ class Ranks:
             is_balanced=self.is_balanced,
             max_tokens=None if max_tokens is None else max_tokens * self.sequence_size,
             max_rows=max_rows,
+            sharing=sharing,
         )
 
     def cut(self, packed: Packed) -> Packed:
