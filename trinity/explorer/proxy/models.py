@@ -17,7 +17,7 @@ from trinity.common.errors import TrinityError
 from trinity.common.experience import EID, Experience
 from trinity.common.models.model import ModelWrapper
 from trinity.common.models.watching import call_id
-from trinity.explorer.api.requests import BadRequestError
+from trinity.explorer.api.errors import BadRequestError
 from trinity.explorer.proxy.record import Caller, CallRecord, RecordedChoice
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.utils.failpoints import failpoint

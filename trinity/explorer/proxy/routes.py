@@ -13,8 +13,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from trinity.common.errors import StoreError, TrinityError
-from trinity.explorer.api.requests import BadRequestError
-from trinity.explorer.api.responses import error_body
+from trinity.explorer.api.errors import BadRequestError, error_body
 from trinity.explorer.proxy.commit import Committed, FullBufferError
 from trinity.explorer.proxy.models import NO_CALLER, caller_of
 from trinity.explorer.proxy.record import Caller, FeedbackError, Rewarded

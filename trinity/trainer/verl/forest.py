@@ -39,7 +39,7 @@ FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 
 @dataclass(frozen=True)
-class Piece:
+class ForestPiece:
     """Queries and the keys that they see, in the packed list.
 
     Attributes:
@@ -56,7 +56,9 @@ class Piece:
 
 
 @lru_cache(maxsize=8)
-def _pieces(nodes: tuple[Node, ...], is_flash: bool, window: int | None, weights_a_pair: int) -> tuple[Piece, ...]:
+def _pieces(
+    nodes: tuple[Node, ...], is_flash: bool, window: int | None, weights_a_pair: int
+) -> tuple[ForestPiece, ...]:
     """Return all pieces, triangles first: each query then has seen itself.
 
     Args:
@@ -65,13 +67,13 @@ def _pieces(nodes: tuple[Node, ...], is_flash: bool, window: int | None, weights
         window: see `Rule`.
         weights_a_pair: weights of a query and a key: the query heads.
     """
-    found: list[Piece] = []
+    found: list[ForestPiece] = []
     short = [node for node in nodes if node.length <= SHORT]
     for group in _alike(short):
         size = max(1, BLOCK_WEIGHTS // (weights_a_pair * max(node.length for node in group) ** 2))
         for first in range(0, len(group), size):
             spans = tuple((node.at, node.length) for node in group[first : first + size])
-            found.append(Piece(spans, spans, (0, 0), is_flash=False))
+            found.append(ForestPiece(spans, spans, (0, 0), is_flash=False))
     for node in nodes:
         if node.length > SHORT:
             found += _triangle(node, is_flash, window, weights_a_pair)
@@ -95,16 +97,16 @@ def _alike(nodes: list[Node]) -> Iterator[list[Node]]:
         yield group
 
 
-def _triangle(node: Node, is_flash: bool, window: int | None, weights_a_pair: int) -> Iterator[Piece]:
+def _triangle(node: Node, is_flash: bool, window: int | None, weights_a_pair: int) -> Iterator[ForestPiece]:
     """Yield the pieces of a node's own tokens."""
     if is_flash:
-        yield Piece(((node.at, node.length),), ((node.at, node.length),), (0, 0), is_flash=True)
+        yield ForestPiece(((node.at, node.length),), ((node.at, node.length),), (0, 0), is_flash=True)
         return
     first = 0
     while first < node.length:
         lowest = 0 if window is None else max(0, first - window + 1)
         count = min(_block(first - lowest + QUERY_BLOCK, weights_a_pair), node.length - first)
-        yield Piece(
+        yield ForestPiece(
             ((node.at + first, count),), ((node.at + lowest, first + count - lowest),), (first, lowest), is_flash=False
         )
         first += count
@@ -112,7 +114,7 @@ def _triangle(node: Node, is_flash: bool, window: int | None, weights_a_pair: in
 
 def _rectangle(
     nodes: tuple[Node, ...], node: Node, is_flash: bool, window: int | None, weights_a_pair: int
-) -> Iterator[Piece]:
+) -> Iterator[ForestPiece]:
     """Yield the pieces of the tokens below a node over its own."""
     begin, end, keys = node.at + node.length, node.at + node.length + node.below, ((node.at, node.length),)
     if window is not None:
@@ -121,10 +123,10 @@ def _rectangle(
         return
     step = node.below if is_flash else _block(node.length, weights_a_pair)
     for first in range(begin, end, step):
-        yield Piece(((first, min(step, end - first)),), keys, None, is_flash)
+        yield ForestPiece(((first, min(step, end - first)),), keys, None, is_flash)
 
 
-def _windowed(node: Node, other: Node, window: int) -> Iterator[Piece]:
+def _windowed(node: Node, other: Node, window: int) -> Iterator[ForestPiece]:
     """Yield the pieces of a node below over those keys that its window shows."""
     for first in range(0, other.length, QUERY_BLOCK):
         place = other.start + first
@@ -132,7 +134,7 @@ def _windowed(node: Node, other: Node, window: int) -> Iterator[Piece]:
         skipped = lowest - node.start
         if skipped < node.length:
             queries = ((other.at + first, min(QUERY_BLOCK, other.length - first)),)
-            yield Piece(queries, ((node.at + skipped, node.length - skipped),), (place, lowest), is_flash=False)
+            yield ForestPiece(queries, ((node.at + skipped, node.length - skipped),), (place, lowest), is_flash=False)
 
 
 def _block(num_keys: int, weights_a_pair: int) -> int:
@@ -151,7 +153,7 @@ class _Written:
         rule: the layer's.
     """
 
-    def __init__(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> None:
+    def __init__(self, piece: ForestPiece, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> None:
         self.piece, self.count = piece, len(piece.queries)
         self.length, self.width = (max(n for _, n in spans) for spans in (piece.queries, piece.keys))
         self.heads, self.repeat = k.shape[1], q.shape[1] // k.shape[1]
@@ -187,7 +189,7 @@ class _Written:
         return out / total.clamp(min=tiny), (most + total.log()).squeeze(-1)
 
     def backward(self, grad: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values of the piece."""
+        """Return the gradients of queries [b H, R l, D], keys and values."""
         weights = torch.exp(self.scores - lse[..., None])
         of_weights = torch.bmm(grad, self.v.transpose(1, 2)).to(weights.dtype)
         of_scores = weights * (of_weights - delta[..., None])
@@ -220,18 +222,18 @@ class _Written:
 class _Flash:
     """One piece by the library's kernel; see `_Written`."""
 
-    def __init__(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, _rule: Rule) -> None:
+    def __init__(self, piece: ForestPiece, q: Tensor, k: Tensor, v: Tensor, _rule: Rule) -> None:
         (((self.first, self.length),), ((self.lowest, self.width),)) = piece.queries, piece.keys
         self.heads, self.repeat, self.is_causal = k.shape[1], q.shape[1] // k.shape[1], piece.places is not None
         self.q, self.k, self.v = self.grouped(q), self._stacked(k), self._stacked(v)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return outputs and log-sums; see `_Written.forward`."""
+        """Return outputs [1, H, R l, E] and log-sums; see `_Written`."""
         out, lse = FLASH(self.q, self.k, self.v, 0.0, self.is_causal, scale=1.0)
         return out.to(lse.dtype), lse
 
     def backward(self, grad: Tensor, lse: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values of the piece."""
+        """Return the gradients of queries [1, H, R l, D], keys and values."""
         gradients: tuple[Tensor, Tensor, Tensor] = FLASH_BACKWARD(
             grad, self.q, self.k, self.v, out, lse, 0.0, self.is_causal, scale=1.0
         )
@@ -266,7 +268,7 @@ class _Forest(torch.autograd.Function):
         k: Float[Tensor, "N H D"],
         v: Float[Tensor, "N H E"],
         sinks: Float[Tensor, "Q"] | None,
-        pieces: tuple[Piece, ...],
+        pieces: tuple[ForestPiece, ...],
         rule: Rule,
     ) -> Float[Tensor, "N Q E"]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -319,7 +321,7 @@ class _Forest(torch.autograd.Function):
         return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), of_sinks, None, None
 
 
-def _kernel(piece: Piece) -> type[_Flash] | type[_Written]:
+def _kernel(piece: ForestPiece) -> type[_Flash] | type[_Written]:
     return _Flash if piece.is_flash else _Written
 
 
