@@ -150,7 +150,7 @@ def length_of(work: Work) -> int:
 
 def text(length: int, seed: int) -> list[int]:
     """Return the tokens of a text."""
-    return [3 + (number * 7919 + seed * 104_729) % 500 for number in range(length)]
+    return [3 + (number * 7919 + seed * 104_729) % 300 for number in range(length)]
 
 
 async def cell(arguments: argparse.Namespace) -> dict[str, Any]:

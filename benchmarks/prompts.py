@@ -186,7 +186,7 @@ async def _generate(arguments: argparse.Namespace, watch: Watch) -> dict[str, An
     watch.cache_bytes = 0
     Path("/proc/self/clear_refs").write_text("5")
     held = memory_mib("VmRSS")
-    prompt = [3 + (number * 7919) % 500 for number in range(length)]
+    prompt = [3 + (number * 7919) % 300 for number in range(length)]
     samples = await engine.generate(prompt, max_tokens=arguments.new, min_tokens=arguments.new, **sizes)
     assert all(sample.response_length == arguments.new for sample in samples), "every sample has its full length"
     steps = (await engine.stats())["steps"] - steps

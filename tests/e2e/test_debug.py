@@ -106,7 +106,12 @@ class Debugging:
 def debugging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Debugging]:
     """A server that is ready; what it leaves is looked at when it has ended."""
     made = Debugging(tmp_path_factory.mktemp("debugging"))
-    made.serve()
+    # A shell without job control starts what is in its background so.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        made.serve()
+    finally:
+        signal.signal(signal.SIGINT, before)
     yield made
     assert made.interrupt() == ExitCode.INTERRUPTED, made.output.read_text()
     assert not (made.run.folder / "out").exists(), "nothing is left of the job's folder"

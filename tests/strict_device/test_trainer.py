@@ -21,9 +21,11 @@ from tests.trainer.test_offload import tree
 from tests.trainer.test_update import TERMS
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.common.config import Config
+from trinity.trainer.prefixes import NOTHING
 from trinity.trainer.verl import attention, logprob
 from trinity.trainer.verl.checkpoint import random_state, restore_random_state
 from trinity.trainer.verl.decoder import FastPackedDecoder, HFPackedDecoder
+from trinity.trainer.verl.scorer import Scorer
 from trinity.trainer.verl.worker import ActorWorker
 
 Maker = Callable[..., Config]
@@ -115,7 +117,7 @@ def test_steps_have_the_bits_of_the_cpu_where_the_kernels_are_the_same(
     there = worker(make_config(**sections_of(variant, family[1])), "strict")
     of_device = [step(there, number) for number in (1, 2)]
     monkeypatch.setattr(attention, "is_blockwise", lambda device, longest: False)
-    monkeypatch.setattr("trinity.trainer.verl.scorer.is_blockwise", lambda device, longest: False)
+    monkeypatch.setattr(Scorer, "sharing", NOTHING)
     monkeypatch.setattr("trinity.utils.products.prefers_onednn", lambda: False)
     monkeypatch.setitem(logprob.CHUNK_BYTES, "cpu", logprob.CHUNK_BYTES["cuda"])
     with sdpa_kernel(SDPBackend.MATH):

@@ -99,7 +99,7 @@ async def _interrupted() -> ExitCode:
             loop.remove_signal_handler(each)
 
     for number in STATUS:
-        if signal.getsignal(number) != signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as a run, see `StopSignal`
             loop.add_signal_handler(number, take, number)
     # The user has the deadline.
     await ended.wait()
