@@ -1,7 +1,7 @@
 """CPU and wall seconds of one GRPO step: ours, and with `--trl-python` TRL's on the same work in the same run.
 
 `--work` takes prompts of 1,000 tokens or episodes of six turns instead of the standard work, `--apart` adds our side
-with a trainer that computes every row from its first token on.
+with a trainer and an engine that compute every row from its first token on.
 
 Each side runs in a process of its own, in turns, `--rounds` times; the first step of a process is dropped and the
 medians over all others are compared. CPU seconds count all threads and hardly depend on what else the machine does.
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which a process has failed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--work", choices=work.WORKS, default="standard", help="what a step does")
-    parser.add_argument("--apart", action="store_true", help="also our side with a trainer that shares nothing")
+    parser.add_argument("--apart", action="store_true", help="also our side where turns share nothing")
     small = parser.add_argument_group("sizes, for a quick look at our side alone")
     small.add_argument("--hidden", type=int, default=256)
     small.add_argument("--prompts", type=int)

@@ -84,6 +84,7 @@ buffer:
       rollout_args: {{temperature: 1.0}}
 explorer:
   runner_per_model: {prompts}
+  concurrent_mode: multi-threading
 synchronizer: {{sync_style: fixed, sync_interval: 1}}
 trainer:
   save_interval: 0
@@ -99,6 +100,9 @@ FLOAT32 = {
     "explorer.rollout_model.dtype": "float32",
     "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.dtype": "float32",
 }
+
+
+APART = {"explorer.rollout_model.enable_prefix_caching": "false"}
 
 
 class Clock:
@@ -150,13 +154,15 @@ def _watch(clock: Clock) -> None:
 
 
 def _apart() -> None:
-    """Let the trainer compute every row from its first token on."""
+    """Let the trainer compute every row from its first token on; the engine has no prefix cache either."""
     from trinity.trainer.verl.decoder import FastPackedDecoder
 
     FastPackedDecoder.can_share_prompts = FastPackedDecoder.can_share_prefixes = False
 
 
-def measure(folder: Path, job: Path, *, steps: int, sizes: work.Work, dtype: str = "auto") -> dict[str, Any]:
+def measure(
+    folder: Path, job: Path, *, steps: int, sizes: work.Work, overrides: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run `steps` whole steps in the folder `job`; return seconds and facts.
 
     Args:
@@ -164,7 +170,7 @@ def measure(folder: Path, job: Path, *, steps: int, sizes: work.Work, dtype: str
         job: a folder to write to.
         steps: training steps.
         sizes: what a step does.
-        dtype: `auto` as a run chooses by itself, or `float32`.
+        overrides: values of keys of the configuration.
 
     Raises:
         RuntimeError: the run failed, or did not train on everything that it was to generate.
@@ -188,8 +194,8 @@ def measure(folder: Path, job: Path, *, steps: int, sizes: work.Work, dtype: str
     )
     (job / "grpo_step.yaml").write_text(text)
     clock = Clock()
-    overrides = tuple(f"{key}={value}" for key, value in FLOAT32.items()) if dtype == "float32" else ()
-    options = RunOptions(overrides=overrides, plugin_dirs=(plugins,), on_metrics=clock.on_metrics)
+    written = tuple(f"{key}={value}" for key, value in (overrides or {}).items())
+    options = RunOptions(overrides=written, plugin_dirs=(plugins,), on_metrics=clock.on_metrics)
     plan = plan_run(job / "grpo_step.yaml", options)
     _watch(clock)
     result = run_plan(plan, options)
@@ -224,7 +230,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", choices=work.WORKS, default="standard")
-    parser.add_argument("--apart", action="store_true", help="the trainer shares nothing")
+    parser.add_argument("--apart", action="store_true", help="every row is computed from its first token on")
     for name in ("prompts", "samples", "new-tokens"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=("auto", "float32"), default="auto")
@@ -237,7 +243,8 @@ def main() -> None:
     try:
         if arguments.apart:
             _apart()
-        result = measure(arguments.folder.resolve(), job, steps=arguments.steps, sizes=sizes, dtype=arguments.dtype)
+        overrides = (FLOAT32 if arguments.dtype == "float32" else {}) | (APART if arguments.apart else {})
+        result = measure(arguments.folder.resolve(), job, steps=arguments.steps, sizes=sizes, overrides=overrides)
         print(json.dumps(result))
     finally:
         shutil.rmtree(job)

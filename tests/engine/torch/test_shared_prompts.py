@@ -147,6 +147,25 @@ def test_attention_over_parts_is_attention_over_all() -> None:
     assert (merged.lse[..., 0] - torch.logsumexp(scores, -1)).abs().max() <= 1e-6
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("is_each_other", [False, True], ids=["all queries see alike", "a bias for each query"])
+def test_attention_that_need_not_be_exact_is_attention(dtype: torch.dtype, bound: float, is_each_other: bool) -> None:
+    """Also where scores take more than one block, and as a part of more keys."""
+    torch.manual_seed(5)
+    types = NumberTypes.of(dtype, CPU, is_exact=False)
+    queries, keys, values = (torch.randn(2, 2, size, 16).to(dtype) for size in (1200, 1900, 1900))
+    scores = (queries.double() / 4) @ keys.double().transpose(-1, -2)
+    bias = torch.zeros(2, 1, 1200, 100) if is_each_other else torch.zeros(2, 1, 1, 1900)
+    bias[0, ..., -30:] = -1e30
+    scores[0, ..., -30:] = float("-inf")
+    for is_merged in (False, True):
+        got = attend(queries, keys, values, bias=bias, types=types, is_merged=is_merged)
+        assert got.out.dtype == torch.float32
+        assert (got.out - torch.softmax(scores, -1) @ values.double()).abs().max() <= bound
+    assert (got.lse[..., 0] - torch.logsumexp(scores, -1)).abs().max() <= bound
+    assert types.for_keys(1900) == types, "sums stay float32"
+
+
 def test_hidden_blocks_change_no_bit() -> None:
     """So a row's bits do not depend on how far its neighbours have come."""
     torch.manual_seed(1)

@@ -15,7 +15,7 @@ of a row do not depend on how many keys other rows have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,8 @@ from trinity.engine.torch.library_attention import fused_attention
 EXACT_KEYS = 512
 """Number of keys multiplied in the wide number type; sums over different numbers of keys then round alike."""
 _BLOCK = 1024
+_SCORES = 1 << 22
+"""Scores of one block where bits are not exact: a block of all keys takes no copies of parts of them."""
 _TILE = 1 << 19
 """Elements of keys widened at once: they stay in the processor's cache between conversion and product."""
 _HIDDEN = -1e30  # not -inf: a block of hidden keys only must give finite numbers, whose weight is then 0
@@ -37,19 +39,31 @@ class NumberTypes:
     """Number types of attention.
 
     Attributes:
-        wide: type of the first `EXACT_KEYS` keys, and of sums over blocks.
-        narrow: type of the other keys.
+        wide: type of sums over blocks, and of products of the first `EXACT_KEYS` keys where bits are exact.
+        narrow: type of the other products.
+        is_exact: the bits of a row do not depend on other rows.
     """
 
     wide: torch.dtype
     narrow: torch.dtype
+    is_exact: bool = True
 
     @classmethod
-    def of(cls, dtype: torch.dtype, device: torch.device) -> NumberTypes:
-        """Return float64 and float32 for float32 on a CPU, else float32 for both."""
-        if dtype == torch.float32 and device.type == "cpu":
-            return cls(torch.float64, torch.float32)
-        return cls(torch.float32, torch.float32)
+    def of(cls, dtype: torch.dtype, device: torch.device, *, is_exact: bool = True) -> NumberTypes:
+        """Return the types for weights of `dtype`.
+
+        Products and sums are float32. On a CPU, float32 weights have float64 ones where bits are exact, and other
+        weights have products in their own type where they are not, as in training.
+        """
+        if device.type != "cpu":
+            return cls(torch.float32, torch.float32, is_exact)
+        if is_exact:
+            return cls(torch.float64 if dtype == torch.float32 else torch.float32, torch.float32)
+        return cls(torch.float32, dtype, is_exact)
+
+    def for_keys(self, num_keys: int) -> NumberTypes:
+        """Return the types for that many keys of one pass."""
+        return self if num_keys <= EXACT_KEYS or not self.is_exact else replace(self, wide=self.narrow)
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,7 @@ def attend(
 
         out = softmax(queries keys^T / sqrt(D) + bias) values
 
-    On a CPU it takes two products per block, elsewhere a fused kernel.
+    On a CPU it takes two products per block, elsewhere a fused kernel. A CPU's kernel is as fast for float32 only.
 
     Args:
         queries: in the weights' number type, not scaled yet.
@@ -122,13 +136,13 @@ def attend(
         types: number types of the products.
         is_merged: the result will be merged with further keys; otherwise `lse` may be a copy of `out`.
     """
-    if queries.device.type == "cuda":
+    if queries.device.type == "cuda" or (not types.is_exact and keys.dtype == torch.float32):
         if bias is not None and bias.shape[-1] < keys.shape[2]:
             bias = functional.pad(bias, (keys.shape[2] - bias.shape[-1], 0))
         return Part(*fused_attention(queries, keys, values, bias))
     queries = _scaled(queries, types.wide)
     num_rows = max(1, _TILE // keys[0, :, :EXACT_KEYS].numel())
-    if keys.dtype == types.wide or num_rows >= len(keys):
+    if keys.dtype == types.wide or not types.is_exact or num_rows >= len(keys):
         return _attend(queries, keys, values, bias, types, is_merged)
     tiles = zip(*(t.split(num_rows) for t in (queries, keys, values)), strict=True)
     biases = [None] * len(keys) if bias is None else bias.split(num_rows)
@@ -147,23 +161,25 @@ def _attend(
 ) -> Part:
     width = keys.shape[2]
     done: Part | None = None
-    start, end = 0, min(EXACT_KEYS, width)
+    block = _BLOCK if types.is_exact else max(_BLOCK, _SCORES // queries[..., 0].numel())
+    start, end = 0, min(EXACT_KEYS if types.is_exact else block, width)
     while start < end:
-        dtype = types.wide if start == 0 else types.narrow
+        dtype = types.wide if start == 0 and types.is_exact else types.narrow
         scores = torch.matmul(queries.to(dtype), keys[:, :, start:end].to(dtype).transpose(-1, -2))
+        scores = scores if types.is_exact else scores.float()
         if bias is not None:
             seen = width - bias.shape[-1]  # keys before those of the bias
             first = max(start, seen)
             if first < end:
                 scores[..., first - start :].add_(bias[..., first - seen : end - seen])
         weights = torch.softmax(scores, -1)
-        out = torch.matmul(weights, values[:, :, start:end].to(dtype)).to(types.wide)
-        if width <= EXACT_KEYS and not is_merged:
+        out = torch.matmul(weights.to(dtype), values[:, :, start:end].to(dtype)).to(types.wide)
+        if end == width and done is None and not is_merged:
             return Part(out, out)
         lse = (scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log_()).to(types.wide)
         part = Part(out, lse)
         done = part if done is None else done.merged(part)
-        start, end = end, min(end + _BLOCK, width)
+        start, end = end, min(end + block, width)
     assert done is not None, "there is a key"
     return done
 

@@ -89,6 +89,7 @@ class TorchEngine(LocalModel):
                     is_fast_allowed=settings.is_fast_allowed,
                     overrides=settings.model_overrides,
                     rotary_len=settings.rotary_len,
+                    is_exact=settings.is_deterministic,
                 )
                 num_slots = self._num_slots(decoder)
             except (RuntimeError, MemoryError) as error:

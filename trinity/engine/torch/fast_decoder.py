@@ -84,22 +84,29 @@ def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
 class FastDecoder:
     """Llama, Qwen2 or Qwen3 with fused projections; see `Decoder`.
 
-    The cache has the weights' number type; products and sums are wider. With float32 weights on a CPU they are float64,
-    as in the trainer's attention, for prompts and responses of up to `EXACT_KEYS` tokens. Sums over different numbers
-    of keys then round to the same float32, and rollout and training agree to the last digits. Beyond that, float64
-    would cost more than all other work, and float32 products are summed block by block.
+    The cache has the weights' number type. With `is_exact` the bits of a row do not depend on other rows, and on a CPU
+    products and sums of attention are wider: float64 for float32 weights, as in the trainer's attention, for prompts
+    and responses of up to `EXACT_KEYS` tokens. Sums over different numbers of keys then round to the same float32, and
+    rollout and training agree to the last digits. Beyond that, float64 would cost more than all other work, and float32
+    products are summed block by block.
     """
 
     kind = "fast"
     can_share_prompts = True
 
     def __init__(
-        self, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
+        self,
+        config: PreTrainedConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        is_exact: bool = True,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.types = NumberTypes.of(dtype, device)
+        self.types = NumberTypes.of(dtype, device, is_exact=is_exact)
         self.vocab_size = int(config.vocab_size)
         self.num_query_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(config.num_key_value_heads or self.num_query_heads)

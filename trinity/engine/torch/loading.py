@@ -28,11 +28,13 @@ def load_decoder(
     is_fast_allowed: bool = True,
     overrides: Mapping[str, Any] | None = None,
     rotary_len: int | None = None,
+    is_exact: bool = True,
 ) -> Decoder:
     """Return a Hugging Face folder's decoder, loaded; fast path if possible.
 
     `overrides` are set in the model's configuration (`override_config`). `rotary_len` is the length by which rotary
-    frequencies are chosen; None: `max_model_len`.
+    frequencies are chosen; None: `max_model_len`. With `is_exact` the fast path's bits of a row do not depend on other
+    rows.
 
     Raises:
         ConfigError: an override that the model's configuration does not have (E1885), or rotary positions that depend
@@ -54,7 +56,7 @@ def load_decoder(
     if problem := engine_problem(config.to_dict()):
         raise EngineError(problem, code="E5604")
     if is_fast_allowed and is_fast(config, max_model_len=max_model_len):
-        fast = FastDecoder(config, dtype=dtype, device=device, max_model_len=max_model_len)
+        fast = FastDecoder(config, dtype=dtype, device=device, max_model_len=max_model_len, is_exact=is_exact)
         try:
             copy_weights(fast.targets(), _read(folder), optional=fast.optional_names(), source=str(folder))
         except (SyncError, SafetensorError, OSError) as error:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trinity.engine.torch.attention import EXACT_KEYS, NumberTypes, attend, hidden_after
+from trinity.engine.torch.attention import NumberTypes, attend, hidden_after
 from trinity.engine.torch.transfer import upload
 
 
@@ -62,7 +62,7 @@ class Piece:
         length, _, size = queries.shape
         heads = self.states.shape[1]
         grouped = queries.view(length, heads, -1, size).permute(1, 2, 0, 3).reshape(1, heads, -1, size)
-        types = biases.types_for(self.end)
+        types = biases.types.for_keys(self.end)
         keys, values = self._past(layer)
         out = attend(grouped, keys, values, bias=biases.of(length, types), types=types).out[0]
         return out.view(heads, -1, length, size).permute(2, 0, 1, 3).reshape(length, -1, size)
@@ -97,10 +97,6 @@ class CausalBiases:
         self.types = types
         self.device = device
         self._made: dict[tuple[int, torch.dtype], Tensor] = {}
-
-    def types_for(self, num_keys: int) -> NumberTypes:
-        """Return the number types for so many keys."""
-        return self.types if num_keys <= EXACT_KEYS else NumberTypes(self.types.narrow, self.types.narrow)
 
     def of(self, length: int, types: NumberTypes) -> Float[Tensor, "1 1 M T"]:
         """Return a piece's bias for its own keys; those before are visible."""
