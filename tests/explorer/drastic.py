@@ -16,7 +16,17 @@ def _hold_the_interpreter() -> None:
     ctypes.PyDLL(None).sleep(600)  # a call into C that keeps the interpreter's lock
 
 
+def _fill_memory() -> None:
+    """Take 64 MiB after 64 MiB, in C code that keeps the interpreter's lock, up to 4 GiB."""
+    taken = []
+    for _ in range(64):
+        taken.append(ctypes.create_string_buffer(64 << 20))
+        ctypes.PyDLL(None).memset(taken[-1], 1, 64 << 20)
+    time.sleep(600)
+
+
 DRASTIC = {
+    "fill": _fill_memory,
     "hold": _hold_the_interpreter,
     "exit": lambda: os._exit(3),
     "segfault": lambda: ctypes.string_at(0),

@@ -23,7 +23,7 @@ from trinity.explorer.isolation.child import DistantEngine
 from trinity.explorer.isolation.parent import ProcessRunner
 from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.metrics import rollout_metrics
-from trinity.explorer.outcome import Completed, Failed, TimedOut
+from trinity.explorer.outcome import Completed, Failed, OverMemory, TimedOut
 from trinity.explorer.scheduler import Scheduler
 from trinity.runtime.batched import BatchedCalls, Fetched
 from trinity.runtime.local import LocalRuntime
@@ -127,6 +127,68 @@ def test_what_ends_or_blocks_a_shared_process_costs_its_neighbours_no_attempt(
     assert len(attempts(tmp_path, act)) == 2, "once beside others and once alone"
     pids = {pid for file in tmp_path.iterdir() for pid in attempts(tmp_path, file.name)}
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_process_that_takes_too_much_memory_is_killed_and_replaced(rollouts: Rollouts, tmp_path: Path) -> None:
+    """The attempt has a typed outcome that is counted; its neighbour is repeated and not counted."""
+    tasks = [drastic(tmp_path, "fill", "fill"), *(drastic(tmp_path, f"good {index}", "pause") for index in range(3))]
+    settings = {"max_timeout": 120.0, "max_retry_times": 0, "runners_per_process": 2}
+
+    async def scenario() -> Any:
+        async with isolated(rollouts, runner_memory_bytes=2 << 30, **settings) as scheduler:
+            return await scheduler.schedule(tasks, batch=1)
+
+    result = asyncio.run(scenario())
+    outcomes = [run.outcome for run in result.results]
+    assert [type(outcome) for outcome in outcomes] == [OverMemory] + [Completed] * 3
+    assert isinstance(outcomes[0], OverMemory) and "explorer.runner_memory_bytes (2147483648)" in outcomes[0].error
+    metrics = rollout_metrics(result)
+    assert (metrics["rollout/over_memory_run_count"], metrics["rollout/failed_run_count"]) == (1, 1)
+    assert (metrics["rollout/retry_count"], metrics["rollout/timeout_run_count"]) == (0, 0)
+    assert metrics["rollout/runner_restart_count"] == 2, "the shared process, and then that of the one who did it"
+    pids = {pid for file in tmp_path.iterdir() for pid in attempts(tmp_path, file.name)}
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_process_that_is_held_is_killed_within_a_second_of_the_deadline(rollouts: Rollouts, tmp_path: Path) -> None:
+    """One second, and what this machine's own event loop is late."""
+    deadline_s, lateness, died = 5.0, [0.0], []
+    task = of_batch(drastic(tmp_path, "hold", "hold"), batch=1, index=0)
+    other = of_batch(drastic(tmp_path, "long", "pause", seconds=60.0), batch=1, index=1)
+    config = rollouts.config(explorer={"rollout_model": {"dtype": "float32", "seed": 3}, "runners_per_process": 2})
+
+    async def measure_lateness() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.05)
+            lateness.append(time.monotonic() - before - 0.05)
+
+    async def wait_death(started: float) -> None:
+        while not (tmp_path / "hold").exists() or is_alive(attempts(tmp_path, "hold")[0]):
+            await asyncio.sleep(0.05)
+        died.append(time.monotonic() - started)
+
+    async def scenario() -> None:
+        engine, runtime = create_inference_model(config), LocalRuntime()
+        await engine.prepare()
+        place = RunnerPlace(runtime, config, [engine], runner_count=2)
+        one, two = (ProcessRunner(name, place, max_timeout=60.0) for name in ("one", "two"))
+        await asyncio.gather(one.prepare(), two.prepare())
+        measuring = asyncio.ensure_future(measure_lateness())
+        neighbour = asyncio.ensure_future(two.attempt(other, range(1)))
+        holding = asyncio.ensure_future(one.attempt(task, range(1), timeout_s=deadline_s))
+        try:
+            await wait_death(time.monotonic())
+        finally:
+            for work in (measuring, neighbour, holding):
+                work.cancel()
+            await asyncio.gather(measuring, neighbour, holding, return_exceptions=True)
+            place.close()
+            await runtime.close(grace_s=5.0)
+            await engine.shutdown()
+
+    asyncio.run(scenario())
+    assert deadline_s <= died[0] <= deadline_s + 1.0 + sum(lateness)
 
 
 def test_a_late_attempt_lets_its_neighbours_go_on(

@@ -29,6 +29,9 @@ class Runner:
         max_wait_s: longest duration of an attempt whose deadline is put off, in seconds.
     """
 
+    ahead_s: float = 0.0
+    """Seconds before a deadline in which `foresee` is called; 0: it is not."""
+
     def __init__(
         self,
         name: str,
@@ -75,9 +78,9 @@ class Runner:
         attempt = asyncio.ensure_future(self.perform(task, runs, is_greedy=is_greedy))
         self._doing = called(task, runs), started
         try:
-            await asyncio.wait({attempt}, timeout=deadline_s)
+            await self._until(attempt, deadline_s)
             while not attempt.done() and await self._is_put_off(started):
-                await asyncio.wait({attempt}, timeout=deadline_s)
+                await self._until(attempt, deadline_s)
         finally:
             self._doing = None
             is_late = not attempt.done()
@@ -94,6 +97,17 @@ class Runner:
         if attempt.cancelled():
             return [Failed(f"{task.workflow.__name__} cancelled its own task")] * len(runs), seconds
         return attempt.result(), seconds
+
+    async def _until(self, attempt: asyncio.Future[list[Outcome]], deadline_s: float) -> None:
+        """Wait for an attempt up to its deadline, and say when that comes near."""
+        ahead_s = min(self.ahead_s, deadline_s)
+        await asyncio.wait({attempt}, timeout=deadline_s - ahead_s)
+        if ahead_s and not attempt.done():
+            self.foresee()
+            await asyncio.wait({attempt}, timeout=ahead_s)
+
+    def foresee(self) -> None:
+        """Begin what has to be known at the deadline, which is `ahead_s` away."""
 
     async def prepare(self) -> None:
         """Make ready for the first attempt."""

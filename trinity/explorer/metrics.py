@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from trinity.common.experience import Experience
-from trinity.explorer.outcome import BatchResult, Failed, Rejected, TimedOut
+from trinity.explorer.outcome import BatchResult, Failed, OverMemory, Rejected, TimedOut
 
 
 def run_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -62,13 +62,14 @@ def rollout_metrics(result: BatchResult) -> dict[str, float]:
 def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
     """Return the counts of tasks, of runs by outcome, and of retries.
 
-    Tasks are counted as finished, dropped and unfinished.
+    Tasks are counted as finished, dropped and unfinished. Runs that took too much memory are failed ones, too.
     """
     finished = len(result.finished_tasks)
     return {
         f"{prefix}/finished_task_count": finished,
         f"{prefix}/dropped_group_count": result.task_count - finished,
         f"{prefix}/failed_run_count": result.count(Failed),
+        f"{prefix}/over_memory_run_count": result.count(OverMemory),
         f"{prefix}/timeout_run_count": result.count(TimedOut),
         f"{prefix}/rejected_run_count": result.count(Rejected),
         f"{prefix}/retry_count": result.retry_count,

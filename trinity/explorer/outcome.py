@@ -31,6 +31,15 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class OverMemory(Failed):
+    """The attempt's process took more memory than it may, and was killed.
+
+    Attributes:
+        error: how much, and the limit.
+    """
+
+
+@dataclass(frozen=True)
 class TimedOut:
     """The attempt reached its deadline; its thread was abandoned.
 

@@ -91,6 +91,13 @@ class ExplorerConfig(Section):
         "auto", "Runners as threads, or in processes that can be killed; auto: processes on Ray.", OWN
     )
     runners_per_process: Count | None = key(None, "Runners that share a process; null: one process a core.", OWN)
+    runner_memory_bytes: Count | None = key(
+        None,
+        "Most resident memory of a process of runners and of what it started, in bytes; above it, it is killed and "
+        "replaced. null: no limit.",
+        OWN,
+        idle_with=(IdleWith("runner_isolation", ("thread",), why="threads share the memory of the run"),),
+    )
     rollout_model: InferenceModelConfig = section(InferenceModelConfig, "Engine of the trained model.", at=_OF_ROLLOUT)
     auxiliary_models: tuple[InferenceModelConfig, ...] = key((), "Further models that workflows call.", GUIDE)
     eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)

@@ -9,6 +9,7 @@ Dimension key: N = tokens of a sequence but the first.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from trinity.common.weights import Ticket
 from trinity.common.workflows.task import Task
 from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.api.limits import EndpointLimits
+from trinity.explorer.isolation.memory import limit_memory
 from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
 from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
@@ -159,11 +161,14 @@ class RunnerProcess:
         self._batched = BatchedHost(self, "a runner")
 
     async def prepare(self) -> None:
-        """Create the engine proxies on the process's event loop.
+        """Create the engine proxies on the event loop; limit the memory.
 
         A second call has no effect.
         """
         if not self._engines:
+            limit_bytes = self._config.explorer.runner_memory_bytes
+            if limit_bytes is not None:
+                limit_memory(os.getpid(), limit_bytes)
             self._engines = [DistantEngine(self._calls, index) for index in range(self._count)]
 
     async def perform(

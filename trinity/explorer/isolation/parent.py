@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from trinity.common.errors import EnginesLostError, OutOfMemoryError, WorkflowError
 from trinity.common.workflows.task import Task
 from trinity.explorer.attempts import Runner, called
+from trinity.explorer.isolation.memory import OVER
 from trinity.explorer.isolation.place import RunnerPlace
-from trinity.explorer.isolation.shared import SharedProcess
-from trinity.explorer.outcome import Failed, Outcome
+from trinity.explorer.isolation.shared import SIGN_OF_LIFE_S, SharedProcess
+from trinity.explorer.outcome import Failed, Outcome, OverMemory
 from trinity.runtime.base import ActorDiedError
 from trinity.utils.log import get_logger
 
@@ -28,9 +30,10 @@ class ProcessRunner(Runner):
     """Attempts tasks in a process that it may share with others.
 
     An attempt that does not end by its deadline retires the process: the others in it go on, nobody comes after them,
-    and it is killed when they are done. Where the process is gone, or a late attempt holds it so that nobody can go
-    on, each attempt in it is repeated in a process of its own, which tells whose fault it was; that repetition counts
-    as no retry. A runner comes back to the shared process after an attempt that ended by itself.
+    and it is killed when they are done. A process that gives no sign of life for a second before a deadline, because
+    an attempt holds it, is killed at the deadline. Where a process is gone, each attempt in it is repeated in a process
+    of its own, which tells whose fault it was; that repetition counts as no retry. A runner comes back to the shared
+    process after an attempt that ended by itself.
 
     Args:
         name: see `Runner`.
@@ -38,6 +41,8 @@ class ProcessRunner(Runner):
         completer: adds to the experiences of a run what the advantage function asks for.
         deadlines: further arguments of `Runner`.
     """
+
+    ahead_s = SIGN_OF_LIFE_S
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class ProcessRunner(Runner):
         self._slot = place.assign()
         self._own: SharedProcess | None = None
         self._process = place.process(self._slot)
+        self._sign: asyncio.Task[bool] | None = None
 
     async def prepare(self) -> None:
         """Start the process; does nothing while there is one.
@@ -97,7 +103,8 @@ class ProcessRunner(Runner):
                 raise _CompanyError(str(error)) from error
             self._log("died", f"{task.workflow.__name__} ended its process on {called(task, runs)}: {error}")
             self._own = None if self._own is None else self._place.alone()
-            return [Failed(str(error))] * len(runs)
+            kind = OverMemory if OVER in str(error) else Failed
+            return [kind(str(error))] * len(runs)
         except (EnginesLostError, OutOfMemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a workflow's result or class that cannot travel is its failure
@@ -128,10 +135,18 @@ class ProcessRunner(Runner):
     async def _is_put_off(self, started: float) -> bool:
         if await super()._is_put_off(started):
             return True
-        if self._process.is_shared and not await self._process.is_alive():
+        if self._process.is_shared and not await self._gives_sign():
             self.restart_count += await self._place.lose(self._process)
             return True  # `perform` hears of it at once
         return False
+
+    def foresee(self) -> None:
+        """Ask a shared process for a sign of life."""
+        self._sign = asyncio.ensure_future(self._process.is_alive()) if self._process.is_shared else None
+
+    async def _gives_sign(self) -> bool:
+        sign, self._sign = self._sign, None
+        return await (sign or self._process.is_alive())
 
     def _come_back(self) -> None:
         if self._own is not None:

@@ -36,13 +36,21 @@ def resolve_engine(resolution: Resolution) -> None:
     """Fill the engine types, the isolation of runners and their number."""
     _resolve_types(resolution)
     if resolution.get(ISOLATION) == "auto":
-        is_ray = resolution.config.cluster.runtime == "ray"
-        reason = "a cluster places runners anywhere" if is_ray else "the least memory, and started at once"
-        resolution.derive(ISOLATION, "process" if is_ray else "thread", reason)
+        _resolve_isolation(resolution)
     runners = resolution.config.explorer.runner_num
     if runners is not None and not resolution.is_given(KEYS.explorer.runner_per_model):
         per_model = max(1, runners // resolution.config.explorer.rollout_model.engine_num)
         resolution.derive(KEYS.explorer.runner_per_model, per_model, "runner_num over engine_num")
+
+
+def _resolve_isolation(resolution: Resolution) -> None:
+    limit = KEYS.explorer.runner_memory_bytes
+    if resolution.config.cluster.runtime == "ray":
+        resolution.derive(ISOLATION, "process", "a cluster places runners anywhere")
+    elif resolution.get(limit) is not None:
+        resolution.derive(ISOLATION, "process", f"{limit} limits a process")
+    else:
+        resolution.derive(ISOLATION, "thread", "the least memory, and started at once")
 
 
 def _resolve_types(resolution: Resolution) -> None:
