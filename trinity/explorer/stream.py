@@ -83,6 +83,7 @@ class _Stream:
         self._finishing: asyncio.Task[None] | None = None
         self._num_finishing = 0
         self._granted = 0
+        self._ask_again = 0.0  # not before, after an answer of none
         self._step = steps.state.explore_step  # the last that was taken from the ended tasks
         self._num_empty = 0
         self._last_ended = time.perf_counter()
@@ -169,14 +170,16 @@ class _Stream:
         """Ask how many tasks may begin; return whether one may."""
         in_flight = len(self._running) + len(self._tasks.open.done) + self._num_finishing
         most = self._limits.tasks - in_flight
-        if most <= 0:
-            return False
         is_idle = not self._running and self._finishing is None
+        if most <= 0 or (time.perf_counter() < self._ask_again and not is_idle):
+            return False
         admitted = await self._admission.admit_tasks(
             most=most, in_flight=in_flight, is_idle=is_idle, step=self._step + 1
         )
         self._is_trainer_finished = admitted is None
         self._granted = admitted or 0
+        if not self._granted:
+            self._ask_again = time.perf_counter() + POLL_S
         return self._granted > 0
 
     async def _take_step(self) -> None:
