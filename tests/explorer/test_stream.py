@@ -111,6 +111,14 @@ def test_three_steps_of_tasks_without_a_completed_run_are_an_error(rollouts: Rol
     assert found.value.code == "E5130" and not job.seen
 
 
+def test_the_explorer_ends_with_the_trainer_whatever_is_under_way(rollouts: Rollouts, tmp_path: Path) -> None:
+    job = streamed(tmp_path, rollouts, [{"delay": 0.05 * (number % 4)} for number in range(24)])
+    job.steps = 2
+    summary = job.run()
+    assert len(job.seen) == 2 and 2 <= summary.step <= 4
+    assert summary.experience_count == 4 * summary.step
+
+
 @pytest.mark.parametrize("place", ["store.append.before_commit", "store.append.after_commit", "explore.after_rollout"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_what_was_under_way_at_an_interruption_is_attempted_again_under_its_ids(
