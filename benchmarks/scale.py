@@ -28,6 +28,7 @@ DESIGN_ROWS_PER_S = 5000
 MEAN_S = 20.0
 HEAVY_SIGMA = 1.2
 HEAVY_CAP = 20.0
+IN_FLIGHT: dict[str, Any] = {"style": "fully_async", "in_flight": True, "max_inflight": 3, "runners_per_engine": 4}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "fixed, sync_offset 1": {"offset": 1},
@@ -36,7 +37,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dynamic_by_explorer, interval 2": {"style": "dynamic_by_explorer", "interval": 2},
     "dynamic_by_trainer, max_staleness 2": {"style": "dynamic_by_trainer", "max_staleness": 2},
     "fully_async, max_staleness 1": {"style": "fully_async", "max_staleness": 1},
+    "fully_async, max_staleness 2": IN_FLIGHT | {"in_flight": False, "max_staleness": 2},
     "fully_async, max_staleness 4": {"style": "fully_async", "max_staleness": 4, "max_inflight": 4},
+    "update_in_flight, max_staleness 1": IN_FLIGHT | {"max_staleness": 1},
+    "update_in_flight, max_staleness 2": IN_FLIGHT | {"max_staleness": 2},
+    "update_in_flight, max_staleness 2, train 15 s": IN_FLIGHT | {"max_staleness": 2, "train_s": 15.0},
+    "update_in_flight, max_staleness 2, train 30 s": IN_FLIGHT | {"max_staleness": 2, "train_s": 30.0},
+    "update_in_flight, max_staleness 3, train 30 s": IN_FLIGHT
+    | {"max_staleness": 3, "max_inflight": 4, "train_s": 30.0},
 }
 Row = dict[str, Any]
 
@@ -61,18 +69,19 @@ def simulate(plan: Plan, settings: dict[str, dict[str, Any]], latencies: dict[st
         for name, changes in settings.items():
             rows.append(
                 {"latencies": kind, "setting": name}
-                | summary(Simulation(replace(plan, **changes), draws(values)).run())
+                | summary(Simulation(replace(plan, **changes), draws(values)).run(), steps=plan.steps)
             )
     return rows
 
 
-def summary(outcome: Outcome) -> Row:
+def summary(outcome: Outcome, *, steps: int) -> Row:
     """Return the figures of a simulated run."""
     ages = outcome.staleness
     return {
-        "wall_s": outcome.wall_s,
+        "step_s": outcome.wall_s / steps,
         "engines": outcome.engine_frac,
         "wasted": outcome.wasted_frac,
+        "weights": outcome.weights_frac,
         "trainer": outcome.trainer_frac,
         "staleness_mean": sum(ages) / len(ages),
         "staleness_max": max(ages),
@@ -104,7 +113,7 @@ def measure(
         sizes = [rows // 100, rows // 10, rows]
         found["history"] = scale_rows.histories(folder, rows=sizes, repeats=1 if is_tiny else 20, url=url)
     if "simulation" in parts:
-        plan = Plan(engines=8, batch_size=32, steps=3) if is_tiny else Plan()
+        plan = Plan(engines=8, batch_size=32, start=1, steps=3, end=2) if is_tiny else Plan()
         found["simulation"] = simulate(plan, SETTINGS, json.loads(DATA.read_text())["seconds"])
     return found
 
@@ -159,11 +168,14 @@ def table(found: dict[str, Any]) -> str:
 
         lines += ["", *history_table(found["history"])]
     if "simulation" in found:
-        heads = "latencies | setting | wall s | engines | wasted | trainer | staleness mean (max) | tasks lost"
-        lines += ["", f"| {heads} |", "|---|---|---|---|---|---|---|---|"]
+        heads = (
+            "latencies | setting | s a step | engines | wasted | take weights | trainer | staleness mean (max) | lost"
+        )
+        lines += ["", f"| {heads} |", "|---|---|---|---|---|---|---|---|---|"]
         lines += [
-            f"| {r['latencies']} | {r['setting']} | {r['wall_s']:.0f} | {r['engines']:.2f} | {r['wasted']:.2f} | "
-            f"{r['trainer']:.2f} | {r['staleness_mean']:.2f} ({r['staleness_max']}) | {r['tasks_lost']:.2f} |"
+            f"| {r['latencies']} | {r['setting']} | {r['step_s']:.1f} | {r['engines']:.2f} | {r['wasted']:.2f} | "
+            f"{r['weights']:.2f} | {r['trainer']:.2f} | {r['staleness_mean']:.2f} ({r['staleness_max']}) | "
+            f"{r['tasks_lost']:.2f} |"
             for r in found["simulation"]
         ]  # fmt: skip
     return "\n".join(lines).strip()

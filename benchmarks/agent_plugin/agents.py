@@ -1,5 +1,8 @@
 """Two agents, each written twice: with the model that a workflow gets, and with the plain `openai` client."""
 
+import asyncio
+import math
+import random
 import re
 
 from trinity.common.workflows import WORKFLOWS, Workflow
@@ -29,7 +32,7 @@ class Agent(Workflow):
         reward = None
         for _ in range(self.task.workflow_args["max_turns"]):
             answer = await self.ask(messages)
-            reply, reward = self.judge(answer)
+            reply, reward = await self.react(answer)
             if reply is None:
                 break
             messages += [answer, reply]
@@ -38,6 +41,10 @@ class Agent(Workflow):
             experience.reward = reward or 0.0
             experience.metrics = {"success": float(reward == 1.0), "turns": float(len(messages) // 2 + 1)}
         return experiences
+
+    async def react(self, answer):
+        """Return the reply and no reward, or None and the reward."""
+        return self.judge(answer)
 
     async def ask(self, messages):
         """Ask the model that the workflow got; return its message."""
@@ -102,6 +109,20 @@ class Guesser:
 @WORKFLOWS.register_module("calculator_by_workflow")
 class CalculatorByWorkflow(Calculator, Agent):
     """The calculator, by the workflow's model."""
+
+
+@WORKFLOWS.register_module("slow_calculator_by_workflow")
+class SlowCalculator(CalculatorByWorkflow):
+    """The calculator with a tool that takes as long as a log-normal draw, cut at 20 times its mean."""
+
+    async def react(self, answer):
+        """Return what the calculator does, after the tool's time where it was called."""
+        reply, reward = self.judge(answer)
+        if reply is not None:
+            mean_s, sigma = self.task.workflow_args["tool_s"], self.task.workflow_args["tool_sigma"]
+            drawn = math.exp(random.gauss(-(sigma**2) / 2, sigma))
+            await asyncio.sleep(mean_s * min(drawn, 20.0))
+        return reply, reward
 
 
 @WORKFLOWS.register_module("calculator_by_client")

@@ -12,7 +12,16 @@ import pytest
 
 from trinity.explorer.pacing import OverRollout
 
-SIZES = {"engines": 4, "slots": 2, "runners_per_engine": 1, "batch_size": 8, "repeat_times": 2, "steps": 6}
+SIZES = {
+    "engines": 4,
+    "slots": 2,
+    "runners_per_engine": 1,
+    "batch_size": 8,
+    "repeat_times": 2,
+    "start": 0,
+    "steps": 6,
+    "end": 0,
+}
 TIMES = {"train_s": 20.0, "sync_s": 0.0}
 
 
@@ -58,6 +67,29 @@ def test_the_simulation_gives_what_can_be_worked_out_by_hand(scale: ModuleType) 
     loose = simulated(scale, style="fully_async", max_staleness=2)
     assert loose.wall_s == offset.wall_s and max(loose.staleness) <= 2
     assert simulated(scale, sync_s=5.0).wall_s == fixed.wall_s + 5 * 5
+
+
+def test_the_middle_of_a_run_is_measured_where_tasks_begin_one_by_one(scale: ModuleType) -> None:
+    plan = {"style": "fully_async", "in_flight": True, "max_staleness": 2, "max_inflight": 3}
+    whole = simulated(scale, **plan)
+    # The first batch takes 20 s; from then on the trainer has no gap.
+    assert whole.wall_s == 20 + 6 * 20 and whole.tasks_lost == 0 and len(whole.staleness) == 48
+    assert sum(whole.staleness) <= 2 * 48
+    middle = simulated(scale, **plan, start=2, end=3)
+    assert middle.wall_s == 6 * 20 and middle.trainer_frac == 1 and len(middle.staleness) == 48
+    paused = simulated(scale, **plan, start=2, end=3, sync_s=5.0)
+    # A step is 20 s of samples and 5 s in which they stand still: more than the trainer needs.
+    assert paused.wall_s == 6 * 25 and (paused.engine_frac, paused.weights_frac) == (0.8, 0.2)
+
+
+def test_slow_samples_hold_up_batches_but_not_tasks(scale: ModuleType) -> None:
+    sizes = {"slow": 0.1, "batch_size": 32, "engines": 16, "runners_per_engine": 4, "train_s": 50.0}
+    sizes |= {"start": 5, "steps": 20, "end": 5}
+    together = simulated(scale, style="fully_async", max_staleness=2, max_inflight=3, **sizes)
+    alone = simulated(scale, style="fully_async", max_staleness=2, max_inflight=3, in_flight=True, **sizes)
+    assert together.trainer_frac < 0.85 < 0.95 < alone.trainer_frac
+    assert alone.tasks_lost == together.tasks_lost == 0
+    assert max(together.staleness) <= 2 < max(alone.staleness), "a task that others overtake is trained later"
 
 
 def test_tasks_that_are_not_waited_for_are_counted_and_what_they_cost_too(scale: ModuleType) -> None:

@@ -191,3 +191,19 @@ def test_explorers_apart_may_follow_the_trainer_without_a_fixed_schedule(tmp_pat
         assert len(versions) == 4 and versions == sorted(versions) and versions[-1] > 0, versions
     # The bound of one explorer, and one batch of the other beyond it.
     assert max(line["sample/staleness/max"] for line in made.lines("trainer")) <= 3 + 1
+
+
+def test_explorers_apart_whose_tasks_begin_one_by_one_share_the_bound(tmp_path: Path, plugins: Path):
+    made = Parts(tmp_path / "run", plugins)
+    for tree in made.trees.values():
+        tree["synchronizer"] |= {"sync_style": "fully_async", "sync_interval": 1, "max_staleness": 3}
+    for name in ("explorer", "explorer_new"):
+        made.trees[name]["synchronizer"] |= {"update_in_flight": True}
+        made.trees[name]["buffer"]["total_steps"] = 4
+    results = made.run_together("trainer", "explorer", "explorer_new")
+    assert {name: result.exit_code for name, result in results.items()} == dict.fromkeys(results, ExitCode.DONE)
+    assert made.query("select state, use_count, count(*) from experience group by 1, 2") == [("trained", 1, 32)]
+    ids = made.query("select distinct task_id from experience order by 1")
+    assert len(ids) == 2 * 4 * 2, "the ids name the explorer and the reading"
+    ages = [line["sample/staleness/mean"] for line in made.lines("trainer") if "sample/staleness/mean" in line]
+    assert sum(ages) / len(ages) <= 3 + 1

@@ -169,6 +169,11 @@ class RegisteredScripted(Scripted):
     """`Scripted` under a name that a taskset can give."""
 
 
+@WORKFLOWS.register_module("test_asynchronous")
+class RegisteredAsynchronous(Asynchronous):
+    """`Asynchronous` under a name that a taskset can give."""
+
+
 class HangingReward(RewardFn):
     """A scorer that does not return in time."""
 

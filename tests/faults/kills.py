@@ -29,6 +29,7 @@ from trinity.launch.run import RunOptions, plan_run, run_plan
 from trinity.utils import failpoints
 
 STEPS, KILLS_A_JOB = 6, 8
+STREAMED = "update_in_flight"
 # Of a broadcast, of what these runs do not do, or of file systems that cannot exchange two names.
 NOT_REACHED = {"ckpt.while_replacing", "ckpt.retention", "engine.before_weights"}
 POINTS = [name for name in failpoints.NAMES if name not in NOT_REACHED and not name.startswith("sync.after_bucket")]
@@ -67,7 +68,7 @@ class Kind:
     Attributes:
         mode: `both`, or `apart`: an explorer and a trainer, of which either is killed.
         max_turns: experiences of a rollout, at most.
-        style: `synchronizer.sync_style`.
+        style: `synchronizer.sync_style`, or `STREAMED`: fully_async, whose tasks begin one by one.
         is_deterministic: `deterministic`.
     """
 
@@ -86,7 +87,7 @@ KINDS = [
     for mode, turns, style, deterministic in itertools.product(
         ("both", "apart"), (1, 3), ("fixed", "fully_async"), (False, True)
     )
-]
+] + [Kind(mode, 3, STREAMED, is_deterministic=False) for mode in ("both", "apart")]
 
 
 @dataclass
@@ -124,7 +125,9 @@ class Job:
                 tree["buffer"]["total_steps"] = STEPS
             tree["synchronizer"]["sync_timeout"] = 300
             if kind.style != "fixed":
-                tree["synchronizer"] |= {"sync_style": kind.style}
+                tree["synchronizer"] |= {"sync_style": "fully_async"}
+            if kind.style == STREAMED:
+                tree["synchronizer"] |= {"update_in_flight": True, "max_staleness": 2}
         parts.trees = trees
         return cls(kind, parts, random.Random(seed))
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.kills import Job, Kind
+from tests.faults.kills import STREAMED, Job, Kind
 
 KINDS = [
     Kind("both", 3, "fixed", is_deterministic=False),
     Kind("both", 3, "fully_async", is_deterministic=False),
+    Kind("both", 3, STREAMED, is_deterministic=False),
     Kind("apart", 3, "fixed", is_deterministic=False),
 ]
 

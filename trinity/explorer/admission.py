@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from trinity.algorithm.planning import num_rollouts
@@ -50,6 +51,26 @@ class FollowingAdmission(Admission, Protocol):
 
     async def follow(self) -> None:
         """Load every version soon after it is published, until cancelled."""
+
+
+class TaskAdmission(FollowingAdmission, Protocol):
+    """An admission of single tasks."""
+
+    async def admit_tasks(self, *, most: int, in_flight: int, is_idle: bool, step: int) -> int | None:
+        """Return how many tasks may begin now, at most `most`.
+
+        None: the trainer has ended. With `is_idle`, a number above 0 is waited for.
+
+        Args:
+            most: tasks that could begin.
+            in_flight: tasks that have begun and are not in the log.
+            is_idle: none of them is under way, so that the log gets no more unless others begin.
+            step: explore step to come.
+
+        Raises:
+            SyncError: the trainer gave no newer weights before `synchronizer.sync_timeout` (E5501), or no task can ever
+                begin under the bound (E5510).
+        """
 
 
 class FixedAdmission:
@@ -148,6 +169,16 @@ def batches_at_once(config: Config) -> int:
     return config.explorer.max_inflight_batches if is_async else 1
 
 
+def is_streamed(config: Config) -> bool:
+    """Return whether the tasks of explore steps begin one by one.
+
+    They do where samples go on over updates of the weights. A step then has the tasks that ended first, so that no task
+    is late, unless `explorer.over_rollout` says so of those that began together.
+    """
+    goes_on = config.synchronizer.update_in_flight and config.synchronizer.sync_style == SyncStyle.FULLY_ASYNC
+    return goes_on and not config.deterministic and config.explorer.over_rollout.ratio == 0
+
+
 class BoundedAdmission:
     """`Admission` of the other styles: a staleness bound delays steps.
 
@@ -177,6 +208,7 @@ class BoundedAdmission:
         self._served = served
         self._producer = producer
         self._bound = bound_of(config)
+        self._batch_size = config.buffer.batch_size
         self._timeout_s = config.synchronizer.sync_timeout
         self._is_first = True
 
@@ -210,6 +242,36 @@ class BoundedAdmission:
             await self.take_newest()
         logger.info("the trainer has finished: no explore step %d", step)
         return False
+
+    async def admit_tasks(self, *, most: int, in_flight: int, is_idle: bool, step: int) -> int | None:
+        """Return how many tasks may begin now; see `TaskAdmission`."""
+        started = time.perf_counter()
+        if self._is_first:
+            self._is_first = False
+            await self.take_newest()
+        while not await self._served.synchronizer.is_trainer_finished():
+            version, bound = self._served.engine.model_version, self._of_tasks()
+            if bound is None:
+                return most
+            untrained = await self._producer.enter_batch(version, bound, in_flight=in_flight)
+            room = untrained.room(bound, version=version, in_flight=in_flight)
+            if room or not is_idle:
+                self._served.note_wait(started)
+                return min(room, most)
+            self._check_possible(untrained, version, step=step)
+            # Ended tasks wait for others to fill their step, which the trainer must not wait for.
+            await self._producer.announce_wait(untrained.step + 1)
+            await self._request(version + 1)
+            await self.take_newest()
+        logger.info("the trainer has finished: no further task of explore step %d", step)
+        return None
+
+    def _of_tasks(self) -> StalenessBound | None:
+        """Return the bound with tasks in the place of batches."""
+        bound, size = self._bound, self._batch_size
+        if bound is None:
+            return None
+        return replace(bound, rollouts=max(1, bound.rollouts // size), max_batches=bound.max_batches * size)
 
     async def _request(self, version: int) -> None:
         """Let the trainer publish `version` or a newer one; 0: what it has."""

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode, SyncStyle
+from trinity.explorer.admission import is_streamed
 from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
 from trinity.explorer.loops import loop_of
+from trinity.explorer.open_tasks import StreamedTasks
 from trinity.explorer.producer import Producer
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import TASKSET, StepTasks
@@ -26,6 +28,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
+    from trinity.buffer.task_reader import TaskReader
     from trinity.common.config import Config
     from trinity.common.models.inference_model import InferenceModel
     from trinity.explorer.isolation.place import RunnerPlace
@@ -118,13 +121,21 @@ class Explorer:
         self._steps = ExploreSteps(
             self.config,
             parts=parts,
-            tasks=StepTasks(parts.reader, batch_size=self.config.buffer.batch_size, call=self._io.call),
+            tasks=await self._step_tasks(parts.reader),
             served=self._served,
             producer=self._producer,
             monitor=self.monitor,
             state=self.state,
         )
         await self._steps.report()
+
+    async def _step_tasks(self, reader: TaskReader) -> StepTasks:
+        """Return the tasks as the loop takes them, those of a snapshot first."""
+        kind = StreamedTasks if is_streamed(self.config) else StepTasks
+        tasks = kind(reader, batch_size=self.config.buffer.batch_size, call=self._io.call)
+        if isinstance(tasks, StreamedTasks):
+            await tasks.resume(self.state.readers, finished_step=self.state.explore_step)
+        return tasks
 
     async def _continue(self) -> None:
         """Continue after the last logged step if the checkpoint is older.

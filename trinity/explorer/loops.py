@@ -13,7 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode, SyncStyle
-from trinity.explorer.admission import ApartAdmission, BoundedAdmission, ScheduledAdmission, batches_at_once
+from trinity.explorer.admission import (
+    ApartAdmission,
+    BoundedAdmission,
+    ScheduledAdmission,
+    batches_at_once,
+    is_streamed,
+)
+from trinity.explorer.assembly import num_runners
+from trinity.explorer.stream import StreamLimits, explore_streamed
 from trinity.synchronizer.schedule import sync_schedule
 
 if TYPE_CHECKING:
@@ -42,6 +50,9 @@ def loop_of(config: Config, *, served: ServedWeights, producer: Producer) -> Cal
         fixed = kind(schedule, served=served, producer=producer, timeout_s=timeout_s)
         return partial(explore_in_turn, admission=fixed)
     bounded = BoundedAdmission(config, schedule, served=served, producer=producer)
+    if is_streamed(config):
+        limits = StreamLimits(num_runners(config), batches_at_once(config) * config.buffer.batch_size)
+        return partial(explore_streamed, admission=bounded, limits=limits)
     if schedule.style == SyncStyle.FULLY_ASYNC:
         return partial(explore_overlapped, admission=bounded, limit=batches_at_once(config))
     return partial(explore_in_turn, admission=bounded)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from trinity.common.experience import Experience
 
@@ -144,6 +144,23 @@ class BatchResult:
         runs = [*self.results, *(self.baselines or {}).values()]
         texts = [text for r in runs if (text := _reason(r.outcome))]
         return sorted(set(texts), key=lambda text: (-texts.count(text), text))
+
+
+def joined(parts: Sequence[BatchResult]) -> BatchResult:
+    """Return the results of single tasks as those of one batch.
+
+    The tasks are numbered in the order of `parts`; the duration is left at 0.
+    """
+    whole = BatchResult(len(parts), baselines=None if parts[0].baselines is None else {})
+    for index, part in enumerate(parts):
+        whole.results += [replace(run, task=index) for run in part.results]
+        for run in (part.baselines or {}).values():
+            assert whole.baselines is not None, "all of a batch have baselines, or none"
+            whole.baselines[index] = replace(run, task=index)
+        whole.retry_count += part.retry_count
+        whole.abandoned_count += part.abandoned_count
+        whole.restart_count += part.restart_count
+    return whole
 
 
 def _reason(outcome: Outcome) -> str:

@@ -162,6 +162,35 @@ class Scheduler:
         result.wall_s = time.monotonic() - started
         return result
 
+    async def attempt(self, task: Task, *, batch: int | str, index: int, with_baseline: bool = False) -> BatchResult:
+        """Return the outcomes of all runs of one task, which belongs to no step.
+
+        Tasks may overlap: the older one gets the next idle runner.
+
+        Args:
+            task: see `schedule`.
+            batch: first part of the ids.
+            index: of the task, the second part.
+            with_baseline: see `schedule`.
+
+        Raises:
+            OutOfMemoryError: the engine ran out of memory.
+        """
+        result = BatchResult(1, baselines={} if with_baseline else None)
+        parts = self._split([task], batch, first=index)
+        if with_baseline:
+            parts += self._baselines([task], batch, first=index)
+        with self._reported():
+            await self._shared(parts, result, BatchProgress(part.index for part in parts), None)
+        result.results.sort(key=lambda r: (r.task, r.run))
+        return result
+
+    def end_step(self) -> None:
+        """Count a step of tasks that were attempted one by one."""
+        for runner in self._all_runners():
+            runner.start_batch()
+        self.times.end_batch()
+
     def close(self) -> None:
         """Let the threads and processes of all runners end; wait for none."""
         for runner in self._all_runners():
@@ -171,10 +200,10 @@ class Scheduler:
         if self._place is not None:
             self._place.close()
 
-    def _split(self, tasks: Sequence[Task], batch: int | str) -> list[_Part]:
+    def _split(self, tasks: Sequence[Task], batch: int | str, *, first: int = 0) -> list[_Part]:
         parts = []
         most = self._settings.max_repeat_times_per_runner
-        for index, task in enumerate(tasks):
+        for index, task in enumerate(tasks, first):
             traits = describe(task.workflow)
             repeats = task.repeat_times or 1
             task = of_batch(task, batch=batch, index=index)
@@ -183,9 +212,9 @@ class Scheduler:
                 parts.append(_Part(task, index, runs, traits.can_repeat))
         return parts
 
-    def _baselines(self, tasks: Sequence[Task], batch: int | str) -> list[_Part]:
+    def _baselines(self, tasks: Sequence[Task], batch: int | str, *, first: int = 0) -> list[_Part]:
         parts = []
-        for index, task in enumerate(tasks):
+        for index, task in enumerate(tasks, first):
             run = task.repeat_times or 1
             can_repeat = describe(task.workflow).can_repeat
             task = of_batch(task, batch=batch, index=index)

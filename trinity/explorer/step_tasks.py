@@ -65,19 +65,7 @@ class StepTasks:
             WorkflowError: it is the third batch in a row, or the only ones of the run (E5130).
         """
         tasks, position = await self._call(self._read)
-        if num_empty >= MAX_EMPTY_BATCHES or (is_first and not tasks):
-            raise WorkflowError(
-                f"explore step {step}: no run of {num_empty} batches of tasks in a row was completed; the commonest "
-                f"reason: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout: "
-                "the same command then continues with the first of these tasks",
-                code="E5130",
-            )
-        logger.warning(
-            "explore step %d: no run was completed, %s; first: %s",
-            step,
-            "the next tasks take the place of its tasks" if tasks else "and no tasks are left: it is left out",
-            result.reasons()[0],
-        )
+        tell_of_empty(step, result, num_empty=num_empty, is_first=is_first, has_more=bool(tasks))
         if tasks:  # where later steps were read already, the place after the newest of them includes these tasks
             self._positions[max(self._positions)] = position
         return tasks
@@ -117,6 +105,34 @@ class StepTasks:
 
     def _read(self) -> tuple[list[Task], dict[str, Any]]:
         return self._reader.read(self._batch_size), self._reader.state_dict()
+
+
+def tell_of_empty(step: int, result: BatchResult, *, num_empty: int, is_first: bool, has_more: bool) -> None:
+    """Warn of tasks of which no run was completed.
+
+    Args:
+        step: that they were to be.
+        result: of the tasks.
+        num_empty: batches of tasks of which no run was completed, in a row.
+        is_first: no step of the run was finished before.
+        has_more: other tasks take their place.
+
+    Raises:
+        WorkflowError: it is the third batch in a row, or the only ones of the run (E5130).
+    """
+    if num_empty >= MAX_EMPTY_BATCHES or (is_first and not has_more):
+        raise WorkflowError(
+            f"explore step {step}: no run of {num_empty} batches of tasks in a row was completed; the commonest "
+            f"reason: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout: "
+            "the same command then continues with the first of these tasks",
+            code="E5130",
+        )
+    logger.warning(
+        "explore step %d: no run was completed, %s; first: %s",
+        step,
+        "the next tasks take the place of its tasks" if has_more else "and no tasks are left: it is left out",
+        result.reasons()[0],
+    )
 
 
 def _as_list(value: Any) -> Any:

@@ -12,7 +12,8 @@ from trinity.explorer.advantage_inputs import attach_baselines
 from trinity.explorer.assembly import ExplorerParts
 from trinity.explorer.backpressure import wait_for_room
 from trinity.explorer.metrics import prefixed, rollout_metrics
-from trinity.explorer.outcome import BatchResult
+from trinity.explorer.open_tasks import StreamedTasks
+from trinity.explorer.outcome import BatchResult, joined
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import StepTasks
 from trinity.explorer.summary import ExploreSummary
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.common.experience import Experience
     from trinity.common.workflows.task import Task
+    from trinity.explorer.open_tasks import Name
     from trinity.explorer.producer import Producer
     from trinity.monitor.monitor import Monitor
     from trinity.synchronizer.served import ServedWeights
@@ -91,6 +93,22 @@ class ExploreSteps:
             return []
         return await self._tasks.read(step)
 
+    @property
+    def streamed(self) -> StreamedTasks:
+        """The tasks, where they begin one by one."""
+        assert isinstance(self._tasks, StreamedTasks), "`explorer` makes them for the loop that asks"
+        return self._tasks
+
+    @property
+    def model_version(self) -> int:
+        """The version that the engine serves."""
+        return self._served.engine.model_version
+
+    async def read_ahead(self, step: int) -> bool:
+        """Read the tasks of `step` ahead; False at the end of the run."""
+        total = self._config.buffer.total_steps
+        return (total is None or step <= total) and await self.streamed.read_ahead()
+
     async def roll_out(self, step: int, tasks: list[Task]) -> ExploredBatch | None:
         """Run the rollouts of explore step `step`.
 
@@ -113,6 +131,28 @@ class ExploreSteps:
             tasks = await self._tasks.replace(step, result, num_empty=num_empty, is_first=is_first)
             if not tasks:
                 return None
+
+    async def roll_out_task(self, task: Task, *, name: Name) -> BatchResult:
+        """Run the rollouts of one task, whose ids have its name."""
+        number, place = name
+        return await self._parts.scheduler.attempt(
+            task, batch=self._batch(number), index=place, with_baseline=self._parts.needs.baseline
+        )
+
+    def gather(self, results: list[BatchResult], *, model_version: int, started: float) -> ExploredBatch:
+        """Return the results of single tasks as those of a step.
+
+        `finish_step` takes them.
+
+        Args:
+            results: of the tasks of the step.
+            model_version: the oldest that one of them began with.
+            started: end of the step before, as `time.perf_counter()`.
+        """
+        self._parts.scheduler.end_step()
+        whole = joined(results)
+        whole.wall_s = time.perf_counter() - started
+        return ExploredBatch(whole, model_version, started, self._served.pop_times())
 
     async def finish_step(self, step: int, rollout: ExploredBatch) -> None:
         """Process and store the experiences of explore step `step`.

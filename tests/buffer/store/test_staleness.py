@@ -42,6 +42,21 @@ def test_a_batch_of_two_steps_needs_weights_of_between() -> None:
     assert UntrainedRollouts(4, 0, 0, 0).required_version(bound(0, per_step=4), in_flight=0) == 5
 
 
+@pytest.mark.parametrize("per_step", [4, 6, 8])
+def test_as_many_batches_have_room_as_could_begin_one_after_the_other(per_step: int) -> None:
+    limits = StalenessBound(3, rollouts=2, rollouts_per_step=per_step, max_batches=4)
+    for untrained in (
+        UntrainedRollouts(step, claimed, ready, busy)
+        for step in (2, 4) for claimed in (0, per_step) for ready in (0, 3, 7) for busy in (0, 1)
+    ):  # fmt: skip
+        for version in range(5):
+            begun = 0
+            while version >= untrained.required_version(limits, in_flight=begun):
+                begun += 1
+            for in_flight in range(4):
+                assert untrained.room(limits, version=version, in_flight=in_flight) == max(0, begun - in_flight)
+
+
 def test_who_may_not_begin_waits_and_the_trainer_takes_what_there_is(tmp_path: Path) -> None:
     with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
         store.open_producer("b", "one", **SCOPE)

@@ -7,6 +7,12 @@ step that will train it:
     log:  [ waiting rollouts ][ batches in flight ][ this batch ]
                                                               ^ trained in step `last_step`
     engine's version < required_version: the producer waits; otherwise it begins the batch
+
+Where tasks begin one by one, a batch here is one task (see `UntrainedRollouts.room`). Tasks reach the log in the order
+in which they end, so the bound is one of numbers: when a task begins, the rollouts that began before it and are not
+trained fit, with its own, into the steps until `last_step`. A task that others overtake is trained in a later step, and
+they in an earlier one: every exchange leaves the sum of the ages as it is, so that their mean keeps the bound, as it
+does where every rollout is trained in its turn.
 """
 
 from __future__ import annotations
@@ -75,6 +81,15 @@ class UntrainedRollouts:
     def required_version(self, bound: StalenessBound, *, in_flight: int) -> int:
         """Return the oldest version allowed for a batch that begins now."""
         return self.last_step(bound, in_flight=in_flight) - 1 - bound.max_staleness
+
+    def room(self, bound: StalenessBound, *, version: int, in_flight: int) -> int:
+        """Return how many further batches may begin now on `version`, >= 0.
+
+        That is the number for which `version` is not below `required_version` of the last of them.
+        """
+        steps = version + 1 + bound.max_staleness - self.step - (self.claimed > 0)
+        batches = (steps * bound.rollouts_per_step - self.ready) // bound.rollouts
+        return max(0, batches - in_flight - self.busy * bound.max_batches)
 
     @property
     def is_empty(self) -> bool:

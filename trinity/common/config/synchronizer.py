@@ -40,11 +40,15 @@ class SynchronizerConfig(Section):
     )
     max_staleness: Natural | None = key(
         None,
-        "Styles other than fixed: versions between the weights that sample and those that are trained; null: any.",
+        "Styles other than fixed: versions between the weights that sample and those that are trained, on the mean "
+        "with update_in_flight; null: any.",
         OWN,
     )
     update_in_flight: bool = key(
-        False, "Style fully_async: samples under way go on over a weight update; their tokens carry versions.", OWN
+        False,
+        "Style fully_async: samples under way go on over a weight update, and tasks begin one by one; tokens carry "
+        "versions.",
+        OWN,
     )
     checkpoint_delta: bool = key(
         False,
