@@ -125,8 +125,8 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
     assert history == [(prompt + response, len(prompt), logprobs) for prompt, response, logprobs in sampled]
     tokenizer = family_tokenizer("qwen3")
     assert [tokenizer.decode(tokens[start:]) for tokens, start, _ in history[:STEPS]] == [CALL] * STEPS
-    # The library sends a call back as text of its own, so that no prompt goes on from what was sampled: it is split.
+    # The library sends a call back as text of its own, so that no prompt goes on from what was sampled.
     later = [tokenizer.decode(tokens[:start]) for tokens, start, _ in history[1:]]
     assert all("Calling tools:\n[{'id': 'call_" in prompt and "Observation:\n3" in prompt for prompt in later)
-    assert [now - then for now, then in zip(caller.turns(), before, strict=True)] == [0, STEPS]
+    assert [now - then for now, then in zip(caller.turns(), before, strict=True)] == [0, 0]
     assert answer and len(history) == STEPS + 1, "after the last step it is asked for an answer without tools"
