@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,9 @@ class AgentScopeWorkflowAdapter(AgentScopeWorkflow):
         from agentscope.model import TrinityChatModel
 
         client = self.model.get_openai_async_client()
-        chat_model = TrinityChatModel(client, generate_kwargs=self.generate_kwargs)
+        with warnings.catch_warnings():  # its newer versions deprecate the class, which the function may ask for
+            warnings.simplefilter("ignore", DeprecationWarning)
+            chat_model = TrinityChatModel(client, generate_kwargs=self.generate_kwargs)
         reward = await self.workflow_func(self.task.raw_task, chat_model)
         if isinstance(reward, bool) or not isinstance(reward, int | float):
             raise WorkflowError(
