@@ -18,8 +18,8 @@ WORKFLOWS = Registry(
     "workflow",
     WORKFLOW_CONTENTS,
     later=(
-        "agentscope_workflow_adapter", "agentscope_workflow_adapter_v1", "agentscope_react_workflow",
-        "as_react_workflow", "agentscope_react_math_workflow", "agentscopev0_react_math_workflow",
-        "agentscope_v1_react_search_workflow", "simple_mm_workflow", "async_simple_mm_workflow",
+        "agentscope_react_workflow", "as_react_workflow", "agentscope_react_math_workflow",
+        "agentscopev0_react_math_workflow", "agentscope_v1_react_search_workflow", "simple_mm_workflow",
+        "async_simple_mm_workflow",
     ),
 )  # fmt: skip
