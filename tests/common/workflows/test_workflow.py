@@ -21,7 +21,7 @@ FORMAT = {"prompt_key": "question", "response_key": "answer"}
 ROW = {"question": "3+4=", "answer": "#### 7"}
 PACKAGE = "trinity.common.workflows"
 # Those that ask one question of one model.
-OTHERS = ("distill", "ruler", "judge", "tool_call")
+OTHERS = ("distill", "ruler", "judge", "tool_call", "agentscope", "as_react")
 ONE_CHAT = [
     name
     for name, entry in sorted(WORKFLOW_CONTENTS.items())
@@ -291,6 +291,15 @@ def test_each_name_leads_to_its_class_at_its_published_place() -> None:
             "math_trainable_ruler_workflow": "math_trainable_ruler_workflow.MathTrainableRULERWorkflow",
             "rubric_judge_workflow": "rubric_judge_workflow.RubricJudgeWorkflow",
             "rubric_judge_openai_workflow": "rubric_judge_workflow.RubricJudgeWorkflowWithAPI",
+            "agentscope_workflow_adapter": "agentscope_workflow.AgentScopeWorkflowAdapter",
+            "agentscope_workflow_adapter_v1": "agentscope_workflow.AgentScopeWorkflowAdapterV1",
+            "agentscope_react_workflow": "agentscope.react.react_workflow.AgentScopeReActWorkflow",
+            "agentscope_react_math_workflow": (
+                "envs.agentscope.agentscopev1_react_workflow.AgentScopeReactMathWorkflow"
+            ),
+            "agentscope_v1_react_search_workflow": (
+                "envs.agentscope.agentscopev1_search_workflow.AgentScopeV1ReactSearchWorkflow"
+            ),
             "tool_call_workflow": "customized_toolcall_workflows.ToolCallWorkflow",
             "on_policy_distill_workflow": "on_policy_distill_workflow.OnPolicyDistillWorkflow",
             "on_policy_distill_math_workflow": "on_policy_distill_workflow.OnPolicyDistillMathWorkflow",

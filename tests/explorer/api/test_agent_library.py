@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +59,35 @@ def conversation(turns: int, begin: str, draw: random.Random) -> list[int]:
     return render_chat(family_tokenizer("qwen3"), messages, tools=tools)[0]
 
 
-def write_caller(folder: Path) -> None:
-    """Write a model that answers such prompts with `CALL`."""
-    write_model(folder, "qwen3")
-    answer = [int(t) for t in family_tokenizer("qwen3")(CALL, add_special_tokens=False)["input_ids"]]
+def teach(folder: Path, prompts: Callable[[int], list[int]], said: str, *, kinds: int) -> None:
+    """Train the model of a folder to answer the prompt of each step with `said`; there are `kinds` of prompts."""
+    answer = [int(token) for token in family_tokenizer("qwen3")(said, add_special_tokens=False)["input_ids"]]
     model = AutoModelForCausalLM.from_pretrained(folder)
-    draw = random.Random(3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        losses = [1.0]
+        losses = [1.0] * 3 * kinds
         for step in range(800):
-            prompt = conversation(step % STEPS, "\n" * (step // STEPS % 2), draw)  # a stream begins so
+            prompt = prompts(step)
             tokens = torch.tensor([prompt + answer])
             labels = torch.tensor([[-100] * len(prompt) + answer])
             loss = model(input_ids=tokens, labels=labels).loss
             losses.append(loss.item())
-            if max(losses[-18:]) < 0.01:
+            if max(losses[-3 * kinds :]) < 0.01:
                 break
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert max(losses[-18:]) < 0.01, "the model has learned its answer"
+    assert max(losses[-3 * kinds :]) < 0.01, "the model has learned its answer"
     model.save_pretrained(folder)
+
+
+def write_caller(folder: Path) -> None:
+    """Write a model that answers such prompts with `CALL`."""
+    write_model(folder, "qwen3")
+    draw = random.Random(3)
+    # The text of a call begins with a line's end where answers are streamed.
+    teach(folder, lambda step: conversation(step % STEPS, "\n" * (step // STEPS % 2), draw), CALL, kinds=2 * STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Agents written with AgentScope: their functions run as published.
+"""Functions for AgentScope's tuner run as published.
 
 Their calls go to the endpoint of the attempt, so that the tokens that were sampled are those that are trained.
 """
@@ -45,7 +45,7 @@ def function_of(value: Any, *, key: str) -> Callable[..., Any]:
 
 
 class AgentScopeWorkflow(Workflow):
-    """Base of the adapters: one attempt is one call of the user's function.
+    """Base of the workflows of agents that are written with AgentScope.
 
     Every call of the model is one experience, and all have the reward of the attempt.
     """
@@ -56,13 +56,17 @@ class AgentScopeWorkflow(Workflow):
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         need_package(self, self.package)
-        args = task.workflow_args or {}
-        self.workflow_func = function_of(args.get("workflow_func"), key="workflow_func")
-        judge = args.get("judge_func")
-        self.judge_func = None if judge is None else function_of(judge, key="judge_func")
         self.model.enable_history = True
         sampling = self.rollout_args
         self.generate_kwargs = {name: sampling[name] for name in SAMPLING if name in sampling}
+
+    def chat_model(self, client: Any, **sampling: Any) -> Any:
+        """Return an `OpenAIChatModel` of a client of the endpoint."""
+        from agentscope.model import OpenAIChatModel
+
+        made = OpenAIChatModel(client.model_path, api_key=client.api_key, stream=False, generate_kwargs=sampling)
+        made.client = client
+        return made
 
     def rewarded(self, reward: float, metrics: dict[str, float]) -> list[Experience]:
         """Return the calls of the attempt in order, with their reward.
@@ -80,8 +84,19 @@ class AgentScopeWorkflow(Workflow):
         return experiences
 
 
+class FunctionWorkflow(AgentScopeWorkflow):
+    """Base of the adapters: one attempt is one call of the user's function."""
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        args = task.workflow_args or {}
+        self.workflow_func = function_of(args.get("workflow_func"), key="workflow_func")
+        judge = args.get("judge_func")
+        self.judge_func = None if judge is None else function_of(judge, key="judge_func")
+
+
 @WORKFLOWS.register_module("agentscope_workflow_adapter")
-class AgentScopeWorkflowAdapter(AgentScopeWorkflow):
+class AgentScopeWorkflowAdapter(FunctionWorkflow):
     """An agent whose function returns its reward.
 
     `workflow_args.workflow_func` is an async function of the row and AgentScope's `TrinityChatModel`.
@@ -111,7 +126,7 @@ class AgentScopeWorkflowAdapter(AgentScopeWorkflow):
 
 
 @WORKFLOWS.register_module("agentscope_workflow_adapter_v1")
-class AgentScopeWorkflowAdapterV1(AgentScopeWorkflow):
+class AgentScopeWorkflowAdapterV1(FunctionWorkflow):
     """An agent whose function returns a `WorkflowOutput`.
 
     `workflow_args.workflow_func` is an async function of `task` (the row) and `model` (an `OpenAIChatModel`), and, if
@@ -121,16 +136,9 @@ class AgentScopeWorkflowAdapterV1(AgentScopeWorkflow):
 
     arguments = {"workflow_func": None, "judge_func": None}
 
-    def _chat_model(self, client: Any, **sampling: Any) -> Any:
-        from agentscope.model import OpenAIChatModel
-
-        made = OpenAIChatModel(client.model_path, api_key=client.api_key, stream=False, generate_kwargs=sampling)
-        made.client = client
-        return made
-
     def _offered(self) -> dict[str, Any]:
         judges = {
-            wrapper.config.name: self._chat_model(wrapper.get_openai_async_client())
+            wrapper.config.name: self.chat_model(wrapper.get_openai_async_client())
             for wrapper in self.auxiliary_model_wrappers
         }
         return {"auxiliary_models": judges, "logger": self.logger}
@@ -143,7 +151,7 @@ class AgentScopeWorkflowAdapterV1(AgentScopeWorkflow):
         """
         from agentscope.tuner import JudgeOutput, WorkflowOutput
 
-        chat_model = self._chat_model(self.model.get_openai_async_client(), **self.generate_kwargs)
+        chat_model = self.chat_model(self.model.get_openai_async_client(), **self.generate_kwargs)
         offered, task = self._offered(), self.task.raw_task
         output = await _asked(self.workflow_func, WorkflowOutput, offered, task=task, model=chat_model)
         reward, metrics = output.reward, dict(output.metrics or {})

@@ -17,9 +17,5 @@ WORKFLOW_CONTENTS: Mapping[str, Entry] = CONTENTS.names["workflow"]
 WORKFLOWS = Registry(
     "workflow",
     WORKFLOW_CONTENTS,
-    later=(
-        "agentscope_react_workflow", "as_react_workflow", "agentscope_react_math_workflow",
-        "agentscopev0_react_math_workflow", "agentscope_v1_react_search_workflow", "simple_mm_workflow",
-        "async_simple_mm_workflow",
-    ),
-)  # fmt: skip
+    later=("simple_mm_workflow", "async_simple_mm_workflow"),
+)
