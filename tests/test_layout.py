@@ -16,6 +16,7 @@ from tests.yardstick import import_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+SANDBOX = "trinity/common/rewards/code_worker.py"
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 HEAVY = ("torch", "transformers", "datasets", "ray", "vllm", "sqlalchemy", "tensorboard", "matplotlib", "pandas")
 HELP_S = 0.5
@@ -50,12 +51,13 @@ def _call_breaches(node: ast.Call) -> list[str]:
 
 
 def test_no_text_is_run_as_code() -> None:
+    """But in the process that has given up its rights."""
     found = {
         str(path.relative_to(ROOT)): lines
         for path in (ROOT / "trinity").rglob("*.py")
         if (lines := breaches(path.read_text(encoding="utf-8")))
     }
-    assert found == {}
+    assert found.pop(SANDBOX) and found == {}
 
 
 @pytest.mark.parametrize(
