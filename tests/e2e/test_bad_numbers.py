@@ -139,6 +139,7 @@ def test_every_kind_of_bad_reward_costs_its_rollout_alone_and_the_group_stays_ri
             assert exp.advantages[exp.action_mask].tolist() == pytest.approx([advantage] * int(exp.action_mask.sum()))
     (explored,), (trained,) = run.lines("explorer"), run.lines("trainer")
     assert explored["rollout/rejected_run_count"] == 9 and explored["rollout/failed_run_count"] == 4
+    assert explored["rollout/reward_error_count"] == 1 and explored["rollout/reward_timeout_count"] == 0
     assert explored["rollout/dropped_group_count"] == 1 and explored["experience_pipeline/experience_count"] == 39
     assert trained["sample/experience_count"] == 39 and trained["sample/incomplete_batch_count"] == 1
     assert trained["actor/skipped_steps"] == 0 and trained["actor/grad_norm"] > 0

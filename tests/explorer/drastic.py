@@ -43,6 +43,7 @@ class Drastic(Workflow):
         with file.open("a", encoding="utf-8") as counted:
             counted.write(f"{os.getpid()}\n")
         attempts = len(file.read_text().splitlines())
+        time.sleep(max(0.0, row.get("not_before", 0.0) - time.time()))
         if row["act"] in DRASTIC and attempts <= row.get("times", 99):
             DRASTIC[row["act"]]()
         if row["act"] == "pause":

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from trinity.common.experience import EID, Experience
+from trinity.common.rewards import FormatReward
 from trinity.common.rewards.reward_fn import RewardFn
-from trinity.common.workflows import WORKFLOWS, Task, Workflow
+from trinity.common.workflows import WORKFLOWS, SimpleWorkflow, Task, Workflow
 
 ATTEMPTS: Counter[str] = Counter()
 INSTANCES: Counter[str] = Counter()
@@ -35,6 +36,10 @@ REWARDS: dict[str, Any] = {
     "truth": True,
     "list": [1.0],
 }
+SCORERS = {
+    "scorer_fails": FormatReward(pattern="[", deadline_s=60),
+    "scorer_hangs": FormatReward(pattern=r"(a+)+$", deadline_s=0.5),
+}
 RETURNS: dict[str, Any] = {"nothing": None, "number": 1.0, "empty": [], "wrong": ["an experience"]}
 
 
@@ -53,6 +58,8 @@ def act(task: Task) -> list[Experience]:
         raise ZeroDivisionError("the plugin divides by zero")
     if what == "exit":
         sys.exit(7)
+    if what in SCORERS:
+        SCORERS[what]("a" * 60 + "!")
     if what in RETURNS:
         return RETURNS[what]
     if what == "turns":
@@ -128,6 +135,20 @@ class Repeating(Workflow):
         if row.get("positional"):
             return [experience(reward) for reward in rewards]
         return [experience(reward, eid=EID(run=run)) for run, reward in numbered if reward != "skip"]
+
+
+class Scoring(SimpleWorkflow):
+    """One response a repeat, scored by the base class as the row's list of acts says."""
+
+    default_reward_fn = "accuracy_reward"
+
+    def run(self) -> list[Experience]:
+        acts = (self.task.raw_task or {})["acts"][self.run_id_base : self.run_id_base + self.repeat_times]
+        return self.score([experience(None, response_text=what) for what in acts])
+
+    def scores(self, experience: Experience) -> dict[str, float]:
+        what = experience.response_text or ""
+        return SCORERS[what]("a" * 60 + "!") if what in SCORERS else {"accuracy": 1.0}
 
 
 class Chatting(Workflow):

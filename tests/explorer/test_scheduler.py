@@ -13,7 +13,7 @@ import pytest
 
 from tests.explorer import scripted
 from tests.explorer.rollouts import Rollouts
-from tests.explorer.scripted import Asynchronous, Repeating, Resettable, Scripted, make
+from tests.explorer.scripted import Asynchronous, Repeating, Resettable, Scoring, Scripted, make
 from trinity.explorer.metrics import rollout_metrics
 from trinity.explorer.outcome import BatchResult, Completed, Failed, Rejected, TimedOut
 
@@ -28,6 +28,33 @@ def _counts() -> None:
 
 def kinds(result: BatchResult) -> list[str]:
     return [f"{r.task}.{r.run} {type(r.outcome).__name__}" for r in result.results]
+
+
+@pytest.mark.difference("A scorer that fails")
+def test_rewards_that_fail_and_that_are_stopped_are_counted_apart_and_never_a_zero(rollouts: Rollouts) -> None:
+    """By the real sandbox, where the workflow scores and where the class of it leaves single responses out."""
+    tasks = [
+        make(Scripted, 1, act="ok"),
+        make(Scripted, 2, act="scorer_fails", name="fails"),
+        make(Scripted, 1, act="scorer_hangs", name="hangs"),
+        make(Scripted, 1, act="nan"),
+        make(Scoring, 4, acts=["ok", "scorer_fails", "ok", "scorer_fails"]),
+        make(Scoring, 2, acts=["scorer_hangs", "scorer_hangs"]),
+    ]
+    result = rollouts.run(tasks, max_retry_times=2)
+    assert kinds(result) == [
+        "0.0 Completed", "1.0 RewardFailed", "1.1 RewardFailed", "2.0 RewardTimedOut", "3.0 Rejected",
+        "4.0 Completed", "4.1 RewardFailed", "4.2 Completed", "4.3 RewardFailed", "5.0 RewardTimedOut",
+        "5.1 RewardTimedOut",
+    ]  # fmt: skip
+    metrics = rollout_metrics(result)
+    names = ("rejected_run_count", "reward_error_count", "reward_timeout_count", "timeout_run_count", "retry_count")
+    assert [metrics[f"rollout/{name}"] for name in names] == [8, 4, 3, 0, 0]
+    assert [run.outcome.reason for run in result.results[3:4]] == [
+        "reward: [E5112] scoring took more than deadline_s = 0.5 s and was stopped; raise reward_fn_args.deadline_s if "
+        "answers may take longer"
+    ]
+    assert {e.reward for e in result.experiences} == {1.0}
 
 
 @pytest.mark.difference("An attempt that fails or is late")

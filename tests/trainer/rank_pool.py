@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def _serve(pipe: Any) -> None:
         except BaseException:  # noqa: BLE001  the caller sees what happened here
             pipe.send((False, traceback.format_exc()))
         finally:
-            torch.distributed.destroy_process_group()
+            # After a call that failed it may fail as well, and what the caller needs is said already.
+            with suppress(Exception):
+                torch.distributed.destroy_process_group()
             # It knows meshes by their shape, and would return those of groups that are gone.
             _clear_sharding_prop_cache()

@@ -13,14 +13,15 @@ from typing import Any
 
 from trinity.common.errors import WorkflowError
 from trinity.common.experience import EID, Experience
+from trinity.common.rewards.reward_fn import RewardError
 from trinity.common.workflows.task import Task
-from trinity.explorer.outcome import Completed, Failed, Outcome, Rejected
+from trinity.explorer.outcome import Completed, Failed, Outcome, Rejected, unscored
 
 MAX_ABS_REWARD = 1e9  # squares of larger rewards leave the range of float32
 
 
 def accept(
-    returned: Any, task: Task, *, runs: range, can_repeat: bool, model_version: int, dropped: Sequence[str] = ()
+    returned: Any, task: Task, *, runs: range, can_repeat: bool, model_version: int, dropped: Sequence[RewardError] = ()
 ) -> list[Outcome]:
     """Return the outcome of each run in `runs`.
 
@@ -32,7 +33,7 @@ def accept(
         runs: numbers of the runs that the call did.
         can_repeat: whether the call did all of `runs`; otherwise `runs` is one.
         model_version: version of the weights, for experiences that do not say theirs.
-        dropped: the workflow's own reasons for the runs that it left out.
+        dropped: errors of the reward function, for the runs that the workflow left out.
 
     Raises:
         WorkflowError: not a list of experiences, or experiences that cannot be told apart.
@@ -73,11 +74,11 @@ def _run_numbers(returned: list[Experience], runs: range, *, can_repeat: bool, n
 
 
 def _outcome(
-    experiences: list[Experience], task: Task, *, run: int, model_version: int, dropped: Sequence[str]
+    experiences: list[Experience], task: Task, *, run: int, model_version: int, dropped: Sequence[RewardError]
 ) -> Outcome:
     if not experiences:
         if dropped:
-            return Rejected(f"reward: {dropped[0]}")
+            return unscored(dropped[0])
         return Failed(f"{task.workflow.__name__} returned no experience for the run")
     steps = _steps(experiences, task.workflow.__name__)
     for experience, step in zip(experiences, steps, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from trinity.common.experience import Experience
-from trinity.explorer.outcome import BatchResult, Failed, OverMemory, Rejected, TimedOut
+from trinity.explorer.outcome import BatchResult, Failed, OverMemory, Rejected, RewardFailed, RewardTimedOut, TimedOut
 
 
 def run_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -62,7 +62,8 @@ def rollout_metrics(result: BatchResult) -> dict[str, float]:
 def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
     """Return the counts of tasks, of runs by outcome, and of retries.
 
-    Tasks are counted as finished, dropped and unfinished. Runs that took too much memory are failed ones, too.
+    Tasks are counted as finished, dropped and unfinished. Runs that took too much memory are failed ones, too,
+    and runs whose reward function failed or was stopped are rejected ones.
     """
     finished = len(result.finished_tasks)
     return {
@@ -72,6 +73,8 @@ def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
         f"{prefix}/over_memory_run_count": result.count(OverMemory),
         f"{prefix}/timeout_run_count": result.count(TimedOut),
         f"{prefix}/rejected_run_count": result.count(Rejected),
+        f"{prefix}/reward_error_count": result.count(RewardFailed),
+        f"{prefix}/reward_timeout_count": result.count(RewardTimedOut),
         f"{prefix}/retry_count": result.retry_count,
         f"{prefix}/abandoned_thread_count": result.abandoned_count,
         f"{prefix}/runner_restart_count": result.restart_count,

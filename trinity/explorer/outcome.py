@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from trinity.common.experience import Experience
+from trinity.common.rewards.reward_fn import RewardError, RewardTimeoutError
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,30 @@ class Rejected:
     """
 
     reason: str
+
+
+@dataclass(frozen=True)
+class RewardFailed(Rejected):
+    """The reward could not be computed.
+
+    Attributes:
+        reason: what the reward function says.
+    """
+
+
+@dataclass(frozen=True)
+class RewardTimedOut(Rejected):
+    """The reward function was stopped at its deadline.
+
+    Attributes:
+        reason: the deadline, and the key that bounds it.
+    """
+
+
+def unscored(error: RewardError) -> Rejected:
+    """Return the outcome of a run that has no reward because of `error`."""
+    kind = RewardTimedOut if isinstance(error, RewardTimeoutError) else RewardFailed
+    return kind(f"reward: {error}")
 
 
 Outcome = Completed | Failed | TimedOut | Rejected

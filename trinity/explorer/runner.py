@@ -25,7 +25,7 @@ from trinity.common.workflows import Workflow, describe, reset_workflow
 from trinity.common.workflows.task import TEMPLATE_ARGS, Task, read_option
 from trinity.explorer.acceptance import accept
 from trinity.explorer.attempts import Runner, called
-from trinity.explorer.outcome import Failed, Outcome, Rejected
+from trinity.explorer.outcome import Failed, Outcome, unscored
 from trinity.runtime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class WorkflowRunner(Runner):
             raise
         except RewardError as error:
             self._forget(task)
-            return [Rejected(f"reward: {error}")] * len(runs)
+            return [unscored(error)] * len(runs)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the one call of user code: a broken rollout is data
             self._forget(task)
             place = user_frame(error)

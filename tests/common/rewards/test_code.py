@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.explorer.test_isolation import is_alive
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardError
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardTimeoutError
 from trinity.common.rewards.code_sandbox import MAX_OUTPUT_BYTES, Ran, run_code
 from trinity.common.rewards.sandbox import CallFailed, CallTimedOut
 
@@ -104,7 +104,7 @@ def test_a_program_that_leaves_before_its_check_has_not_passed(leave: str) -> No
 
 
 def test_what_has_no_score_is_no_reward_of_zero() -> None:
-    with pytest.raises(RewardError, match=r"E5112.*timeout_s = 1 s.*reward_fn_args.timeout_score"):
+    with pytest.raises(RewardTimeoutError, match=r"E5112.*timeout_s = 1 s.*reward_fn_args.timeout_score"):
         accuracy("while True: pass", SUMS, timeout_s=1.0)
     assert accuracy("while True: pass", SUMS, timeout_s=1.0, timeout_score=0.25) == 0.25
     with pytest.raises(RewardError, match="E5113.*wrote more than"):

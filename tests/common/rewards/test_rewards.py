@@ -18,6 +18,7 @@ from trinity.common.rewards import (
     MathRewardFn,
     RewardError,
     RewardFn,
+    RewardTimeoutError,
 )
 from trinity.common.rewards.sandbox import shared_sandbox
 
@@ -111,7 +112,7 @@ def test_a_configured_pattern_is_matched_at_the_start() -> None:
 
 def test_a_pattern_that_backtracks_without_end_is_stopped() -> None:
     reward = FormatReward(pattern=r"(a+)+$", deadline_s=0.5)
-    with pytest.raises(RewardError, match=r"E5112.*deadline_s = 0.5 s"):
+    with pytest.raises(RewardTimeoutError, match=r"E5112.*deadline_s = 0.5 s"):
         reward("a" * 60 + "!")
     with pytest.raises(RewardError, match=r"E5113.*unterminated"):
         FormatReward(pattern="[", deadline_s=20)("text")

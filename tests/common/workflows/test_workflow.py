@@ -216,7 +216,7 @@ def test_a_response_that_cannot_be_scored_is_dropped_and_never_a_zero(name: str)
     workflow.set_repeat_times(3, 0)
     experiences = run(workflow)
     assert [(experience.eid.run, experience.reward) for experience in experiences] == [(0, 1.0), (2, 1.0)]
-    assert workflow.dropped == ["[E5110] took too long"]
+    assert [str(error) for error in workflow.dropped] == ["[E5110] took too long"]
     workflow.reset(make_task(name, reward_fn=Picky))
     assert workflow.dropped == []
     workflow = make_task(name, reward_fn=Picky).to_workflow(CannedModel("bomb"))

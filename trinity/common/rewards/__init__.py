@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from trinity.common.rewards.countdown_reward import CountDownRewardFn
     from trinity.common.rewards.format_reward import FormatReward
     from trinity.common.rewards.math_reward import MathRewardFn
-    from trinity.common.rewards.reward_fn import RewardError, RewardFn
+    from trinity.common.rewards.reward_fn import RewardError, RewardFn, RewardTimeoutError
 
 _HERE = "trinity.common.rewards"
 
 _LAZY = {
     "RewardFn": "reward_fn",
     "RewardError": "reward_fn",
+    "RewardTimeoutError": "reward_fn",
     "MathRewardFn": "math_reward",
     "AccuracyReward": "accuracy_reward",
     "FormatReward": "format_reward",
@@ -38,6 +39,7 @@ __all__ = [
     "MathRewardFn",
     "RewardError",
     "RewardFn",
+    "RewardTimeoutError",
 ]
 
 

@@ -14,7 +14,7 @@ from trinity.common.rewards.answer import (
     true_answer,
 )
 from trinity.common.rewards.registry import REWARD_FUNCTIONS
-from trinity.common.rewards.reward_fn import RewardError, RewardFn
+from trinity.common.rewards.reward_fn import RewardError, RewardFn, RewardTimeoutError
 from trinity.common.rewards.sandbox import CallTimedOut, Scored, shared_sandbox
 
 DEADLINE_S = 5.0
@@ -35,16 +35,16 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
     """Return the value of `operation` in a worker process.
 
     Raises:
-        RewardError: the worker was killed at the deadline, or failed.
+        RewardTimeoutError: the worker was killed at the deadline.
+        RewardError: it failed.
     """
     outcome = shared_sandbox().call(operation, arguments, deadline_s=deadline_s)
     if isinstance(outcome, Scored):
         return outcome.value
     if isinstance(outcome, CallTimedOut):
-        raise RewardError(
+        raise RewardTimeoutError(
             f"scoring took more than deadline_s = {outcome.after_s:g} s and was stopped; "
-            "raise reward_fn_args.deadline_s if answers may take longer",
-            code="E5112",
+            "raise reward_fn_args.deadline_s if answers may take longer"
         )
     raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")
 

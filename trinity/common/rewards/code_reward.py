@@ -11,7 +11,7 @@ from typing import Any
 from trinity.common.rewards.accuracy_reward import check_response
 from trinity.common.rewards.code_sandbox import MEMORY_BYTES, TIMEOUT_S, Ran, run_code
 from trinity.common.rewards.registry import REWARD_FUNCTIONS
-from trinity.common.rewards.reward_fn import RewardError, RewardFn
+from trinity.common.rewards.reward_fn import RewardError, RewardFn, RewardTimeoutError
 from trinity.common.rewards.sandbox import CallTimedOut
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -100,8 +100,8 @@ class CodeReward(RewardFn):
         """Return the share of passed cases.
 
         Raises:
-            RewardError: the truth has no tests (E5133), a case was stopped at its deadline (E5112), or the program
-                wrote without end (E5113).
+            RewardTimeoutError: a case was stopped at its deadline.
+            RewardError: the truth has no tests (E5133), or the program wrote without end (E5113).
             EnvironmentProblem: this machine cannot contain a program (E3305).
         """
         program = last_program(check_response(response))
@@ -125,9 +125,8 @@ class CodeReward(RewardFn):
         if isinstance(outcome, CallTimedOut):
             if self.timeout_score is not None:
                 return self.timeout_score
-            raise RewardError(
+            raise RewardTimeoutError(
                 f"a program took more than timeout_s = {outcome.after_s:g} s and was stopped; raise "
-                "reward_fn_args.timeout_s, or set reward_fn_args.timeout_score to score such programs",
-                code="E5112",
+                "reward_fn_args.timeout_s, or set reward_fn_args.timeout_score to score such programs"
             )
         raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")

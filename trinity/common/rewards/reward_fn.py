@@ -18,6 +18,12 @@ class RewardError(WorkflowError):
     default_code = "E5110"
 
 
+class RewardTimeoutError(RewardError):
+    """The scorer was stopped at its deadline; such samples are counted apart from those of other failures."""
+
+    default_code = "E5112"
+
+
 class RewardFn(Declared, ABC):
     """Turns a response into named scores.
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.errors import WorkflowError
-from trinity.common.rewards.reward_fn import RewardError
+from trinity.common.rewards.reward_fn import RewardError, RewardTimeoutError
 from trinity.common.workflows.options import SamplingArgs
 from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.task import FORMAT_DEFAULTS, RolloutArgs, Task, as_dict, read_option
@@ -77,7 +77,7 @@ class Workflow(Declared):
         self.logger = get_logger("workflow")
         self.repeat_times = 1
         self.run_id_base = 0
-        self.dropped: list[str] = []
+        self.dropped: list[RewardError] = []
         self._rollout_args: Any = None
 
     @property
@@ -318,10 +318,10 @@ class SimpleWorkflow(Workflow):
     def score(self, responses: list[Experience]) -> list[Experience]:
         """Return the responses that could be scored.
 
-        Reward, metrics and run number are set. A response whose scorer fails is left out, its reason kept in `dropped`.
+        Reward, metrics and run number are set. A response whose scorer fails is left out, its error kept in `dropped`.
 
         Raises:
-            RewardError: none of the responses could be scored.
+            RewardError: none of the responses could be scored; a `RewardTimeoutError` where the first one was.
         """
         from trinity.common.experience import EID
 
@@ -330,7 +330,7 @@ class SimpleWorkflow(Workflow):
             try:
                 scores = self.scores(experience)
             except RewardError as error:
-                self.dropped.append(str(error))
+                self.dropped.append(error)
                 self.logger.warning("run %d dropped: %s", self.run_id_base + index, error)
                 continue
             experience.metrics = {**(experience.metrics or {}), **scores}
@@ -338,7 +338,9 @@ class SimpleWorkflow(Workflow):
             experience.eid = replace(experience.eid or EID(), run=self.run_id_base + index)
             scored.append(experience)
         if responses and not scored:
-            raise RewardError(f"none of {len(responses)} responses could be scored; first: {self.dropped[0]}")
+            first = self.dropped[-len(responses)]
+            said = f"none of {len(responses)} responses could be scored; first: {first}"
+            raise (RewardTimeoutError if isinstance(first, RewardTimeoutError) else RewardError)(said) from first
         return scored
 
     def run(self) -> list[Experience]:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = get_logger("explorer")
 
+LATE_PATIENCE = 0.75
+"""Share of `SIGN_OF_LIFE_S` for the sign at the deadline: what is left of it is for the kill."""
+
 
 class _CompanyError(Exception):
     """A shared process ended, and which attempt caused it is unknown."""
@@ -31,9 +34,9 @@ class ProcessRunner(Runner):
 
     An attempt that does not end by its deadline retires the process: the others in it go on, nobody comes after them,
     and it is killed when they are done. A process that gives no sign of life for a second before a deadline, because
-    an attempt holds it, is killed at the deadline. Where a process is gone, each attempt in it is repeated in a process
-    of its own, which tells whose fault it was; that repetition counts as no retry. A runner comes back to the shared
-    process after an attempt that ended by itself.
+    an attempt holds it, is killed at the deadline, or within a second of it where it is held only then. Where a process
+    is gone, each attempt in it is repeated in a process of its own, which tells whose fault it was; that repetition
+    counts as no retry. A runner comes back to the shared process after an attempt that ended by itself.
 
     Args:
         name: see `Runner`.
@@ -146,7 +149,8 @@ class ProcessRunner(Runner):
 
     async def _gives_sign(self) -> bool:
         sign, self._sign = self._sign, None
-        return await (sign or self._process.is_alive())
+        # The early sign decides at the deadline; what begins to hold the process after it is found by the second one.
+        return (sign is None or await sign) and await self._process.is_alive(patience=LATE_PATIENCE)
 
     def _come_back(self) -> None:
         if self._own is not None:

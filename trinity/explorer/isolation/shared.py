@@ -132,11 +132,11 @@ class SharedProcess:
         """Whether more than one runner has worked in it."""
         return len(self._users) > 1
 
-    async def is_alive(self) -> bool:
-        """Return whether the process says so at once."""
+    async def is_alive(self, *, patience: float = 1.0) -> bool:
+        """Return whether the process says so within `patience` times `SIGN_OF_LIFE_S`."""
         handle = await self.ready()
         try:
-            return bool(await within(handle.is_alive(), SIGN_OF_LIFE_S))
+            return bool(await within(handle.is_alive(), patience * SIGN_OF_LIFE_S))
         except (TimeoutError, ActorDiedError):
             return False
 
