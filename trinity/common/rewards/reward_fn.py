@@ -19,7 +19,10 @@ class RewardError(WorkflowError):
 
 
 class RewardTimeoutError(RewardError):
-    """The scorer was stopped at its deadline; such samples are counted apart from those of other failures."""
+    """The scorer was stopped at its deadline.
+
+    Such samples are counted apart from those of other failures.
+    """
 
     default_code = "E5112"
 

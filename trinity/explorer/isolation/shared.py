@@ -133,7 +133,11 @@ class SharedProcess:
         return len(self._users) > 1
 
     async def is_alive(self, *, patience: float = 1.0) -> bool:
-        """Return whether the process says so within `patience` times `SIGN_OF_LIFE_S`."""
+        """Return whether the process says so at once.
+
+        Args:
+            patience: how long it may take, as a multiple of `SIGN_OF_LIFE_S`.
+        """
         handle = await self.ready()
         try:
             return bool(await within(handle.is_alive(), patience * SIGN_OF_LIFE_S))
