@@ -73,11 +73,6 @@ def test_debug_knows_its_modules() -> None:
     assert wrong.exit_code == ExitCode.USAGE
     said = "error[E2001]: --module must be one of inference_model, workflow, viewer, got `worflow`"
     assert wrong.output == f"{said}; did you mean `workflow`?\n"
-    viewer = invoke(*words, "viewer")
-    assert viewer.exit_code == ExitCode.USAGE
-    assert viewer.output.startswith(
-        "error[E1900]: `trinity debug --module viewer` is not available yet in this version"
-    )
 
 
 @pytest.mark.parametrize("flag", ["--plugin-dir", "--plugin_dir"])

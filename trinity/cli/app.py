@@ -16,6 +16,7 @@ from trinity.cli.quickstart import quickstart
 from trinity.cli.run import run
 from trinity.cli.try_tasks import try_tasks
 from trinity.cli.validate import validate
+from trinity.cli.view import view
 
 app = typer.Typer(
     name="trinity",
@@ -46,6 +47,7 @@ app.command()(validate)
 app.command("try")(try_tasks)
 app.command()(debug)
 app.command("env-check")(env_check)
+app.command()(view)
 app.command()(quickstart)
 app.command()(algorithms)
 app.add_typer(config_app, name="config")

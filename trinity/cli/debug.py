@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trinity.cli.later import refuse
 from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, StageName, chosen_file, ended_with
+from trinity.cli.view import PORT
 from trinity.common.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -41,14 +41,24 @@ def debug(
         typer.Option("--profile", "--enable-profiling", "--enable_profiling", help="Write where the time is spent."),
     ] = False,
     tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks to attempt.")] = 1,
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Of the endpoint; 0: a free one.")] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            "-p",
+            min=0,
+            max=65535,
+            help=f"Of the endpoint (a free one) or the page ({PORT}); 0: a free one.",
+        ),
+    ] = None,
     stage: StageName = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
     """Keep an engine in one terminal, and try a workflow in another.
 
-    `--module inference_model` serves the file's models until Ctrl-C; `--module workflow` attempts a task with them.
+    `--module inference_model` serves the file's models until Ctrl-C; `--module workflow` attempts a task with them;
+    `--module viewer` shows in a browser what the attempt wrote, until Ctrl-C.
     """
     from trinity.launch.trial.stage import TrialOptions
 
@@ -57,9 +67,12 @@ def debug(
     options = TrialOptions(tuple(set_ or ()), tuple(plugin_dir or ()), stage)
     with ended_with():
         if module == INFERENCE_MODEL:
-            raise typer.Exit(int(_serve(path, options, port)))
+            raise typer.Exit(int(_serve(path, options, port or 0)))
         from trinity.launch.trial.output import places, write_rollouts
 
+        if module == VIEWER:
+            written = places(output_file, output_dir, is_profiled=False, is_kept=False).experiences
+            _view(path, options, written, PORT if port is None else port)
         given = places(output_file, output_dir, is_profiled=profile, is_kept=disable_overwrite)
         done = _attempt(path, options, tasks, given.profile if given.has_profile else None)
         write_rollouts(given.experiences, done.rollouts)
@@ -69,8 +82,6 @@ def debug(
 
 
 def _check_module(module: str) -> None:
-    if module == VIEWER:
-        refuse("debug --module viewer")
     if module not in MODULES:
         from trinity.common.config.nearest import nearest
 
@@ -87,6 +98,14 @@ def _serve(path: Path, options: TrialOptions, port: int) -> ExitCode:
 
     config = trial_stage(path, options)
     return run_event_loop(serve_models(config, port=port, say=typer.echo))
+
+
+def _view(path: Path, options: TrialOptions, written: Path, port: int) -> NoReturn:
+    from trinity.manager.viewer.of_run import settings_of, stage_viewed
+    from trinity.manager.viewer.server import serve_viewer
+
+    viewed = stage_viewed(path, overrides=options.overrides, plugin_dirs=options.plugin_dirs, stage=options.stage)
+    serve_viewer(settings_of(viewed, url=str(written)), port=port, say=typer.echo)
 
 
 def _attempt(path: Path, options: TrialOptions, count: int, profile: Path | None) -> Debugged:

@@ -11,15 +11,10 @@ from trinity.common.errors import ExitCode, NotAvailableError
 INSTEAD = {
     "studio": "`trinity quickstart --prepare-only` writes a file to start from; `trinity validate` and "
     "`trinity config schema` say what its keys mean",
-    "view": "the experiences lie in an SQLite database; `trinity validate` names the file",
     "convert": "`trainer.save_hf_checkpoint: always` writes Hugging Face weights with every checkpoint",
     "log": "the logs are the files of <checkpoint_job_dir>/log",
     "perf": "metrics.jsonl of the job folder holds the time/ and perf/ numbers of every step",
     "doctor": "`trinity validate --config FILE` checks this machine as well",
-}
-PARTS = {
-    "debug --module viewer": "`trinity debug --module workflow` prints what it writes, and the experiences lie in an "
-    "SQLite database",
 }
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -47,7 +42,6 @@ def refuse(name: str) -> None:
     Raises:
         typer.Exit: always.
     """
-    instead = (INSTEAD | PARTS)[name]
-    error = NotAvailableError(f"`trinity {name}` is not available yet in this version; {instead}")
+    error = NotAvailableError(f"`trinity {name}` is not available yet in this version; {INSTEAD[name]}")
     typer.echo(f"error[{error.code}]: {error.args[0]}", err=True)
     raise typer.Exit(int(ExitCode.USAGE))

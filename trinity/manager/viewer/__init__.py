@@ -1,0 +1,1 @@
+"""The viewer: experiences of a database as a page in a browser."""
