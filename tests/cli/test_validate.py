@@ -274,7 +274,7 @@ def test_plugins_are_known_in_both_spellings(run_yaml: Path, tmp_path: Path) -> 
     (folder / "bad.py").write_text("def f(:\n")
     result = runner.invoke(app, ["validate", "-c", str(run_yaml), "--plugin-dir", str(folder)])
     assert result.exit_code == ExitCode.ENVIRONMENT
-    assert "E3901" in result.output
+    assert "E3902" in result.output and f"{folder}/bad.py:1 cannot be imported" in result.output
 
 
 def test_config_show_names_origins(run_yaml: Path) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,23 @@ class PluginSource:
             elif isinstance(node, ast.ImportFrom):
                 module = node.module or ""
                 self.imported |= {one.asname or one.name: (module, one.name) for one in node.names}
+
+    def missing_imports(self) -> Iterator[tuple[int, str]]:
+        """Yield line and reason of imports of packages that are not there.
+
+        Looked at are those at the beginning of the file, up to a statement that could make them possible.
+        """
+        for node in self.tree.body:
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            elif not _is_harmless(node):
+                return
+            for package in dict.fromkeys(name.partition(".")[0] for name in names):
+                if package not in sys.modules and find_spec(package) is None:
+                    yield node.lineno, f"there is no package {package!r}; install it, or leave out its import"
 
     def registrations(self) -> Iterator[PluginName]:
         """Yield what the file registers."""
@@ -271,6 +290,15 @@ class ClassReader:
         if not base.is_known:
             raise NotLiteral(call)
         return dict(base.entry(kind).args)
+
+
+def _is_harmless(node: ast.stmt) -> bool:
+    """Return whether a statement cannot make an import possible."""
+    if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.If):
+        return _text(node.test).rpartition(".")[2] == "TYPE_CHECKING"
+    return isinstance(node, ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
 
 
 def _text(node: ast.expr) -> str:

@@ -188,6 +188,6 @@ def test_a_plugin_name_is_known_and_a_computed_one_is_left_to_the_run(tmp_path: 
 def test_plugin_files_with_errors_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
     problem = read_plugins([tmp_path]).problems[0]
-    assert (problem.code, problem.line, int(problem.exit_code)) == ("E3901", 2, 3)
+    assert (problem.code, problem.line, int(problem.exit_code)) == ("E3902", 2, 3)
     missing = read_plugins([tmp_path / "nope"]).problems[0]
     assert missing.code == "E3901" and "does not exist" in missing.message

@@ -241,7 +241,7 @@ class Mine({}):
         (OWN.format("MONITOR", "Monitor", "@classmethod\n    def default_args(cls):\n        return make()"), "W3906",
          "default_args of Mine is computed by `make()`"),
         (OWN.format("WORKFLOWS", "Unknown", "pass"), "W3906", "the base of Mine (Unknown)"),
-        ("from elsewhere import RewardModel\n" + OWN.format("REWARD_MODELS", "RewardModel", "pass"), "W3906",
+        ("from numpy import RewardModel\n" + OWN.format("REWARD_MODELS", "RewardModel", "pass"), "W3906",
          "the base of Mine (RewardModel)"),
     ],
 )  # fmt: skip

@@ -75,6 +75,7 @@ def read_plugins(
         )
     reader = ClassReader(sources, bases or {})
     for source in sources:
+        scan.problems += [_not_imported(source.path, line, reason) for line, reason in source.missing_imports()]
         for found in source.registrations():
             _check_name(found, scan, names)
             _read_registration(found, source, scan, reader=None if bases is None else reader)
@@ -86,13 +87,18 @@ def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
         return PluginSource(path)
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        line = error.lineno if isinstance(error, SyntaxError) else None
-        column = error.offset if isinstance(error, SyntaxError) else None
-        what = error.msg if isinstance(error, SyntaxError) else str(error)
-        message = f"plugin {path} cannot be read: {what}"
-        scan.problems.append(Finding("E3901", "--plugin-dir", message, file=str(path), line=line, column=column))
-        return None
+    except SyntaxError as error:
+        scan.problems.append(_not_imported(path, error.lineno or 1, error.msg, column=error.offset))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        message = f"plugin {path} cannot be read: {error}"
+        scan.problems.append(Finding("E3901", "--plugin-dir", message, file=str(path)))
+    scan.has_unknown = True  # what it registers
+    return None
+
+
+def _not_imported(path: Path, line: int, reason: str, *, column: int | None = None) -> Finding:
+    message = f"plugin {path}:{line} cannot be imported: {reason}"
+    return Finding("E3902", "--plugin-dir", message, file=str(path), line=line, column=column)
 
 
 def _check_name(found: PluginName, scan: PluginScan, taken: dict[str, dict[str, str]]) -> None:

@@ -78,8 +78,8 @@ class Finding:
         """Return the finding as text: message, place, line and way out."""
         lines = [f"{self.severity}[{self.code}]: {self.message}"]
         if self.file is not None:
-            place = f":{self.line}:{self.column}" if self.line is not None else ""
-            lines.append(f"  --> {self.file}{place}")
+            place = [str(number) for number in (self.line, self.column) if number is not None]
+            lines.append("  --> " + ":".join([self.file, *place]))
         if self.source_line is not None and self.line is not None and self.column is not None:
             lines += self._excerpt(self.source_line, line=self.line, column=self.column)
         elif self.suggestion:
