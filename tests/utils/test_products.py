@@ -44,7 +44,7 @@ def test_a_row_has_the_same_bits_however_many_rows_there_are(inputs: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [(48, 16), (33, 17), (384, 896), (896, 1536)])
+@pytest.mark.parametrize("size", [(48, 16), (33, 17), (384, 896), (2000, 1024), (896, 1536), (896, 4864)])
 def test_a_weight_in_its_own_layout_gives_the_same_bits(size: tuple[int, int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((300, size[1]), size, size[:1]))

@@ -46,12 +46,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return _linear(x, weight, bias)
-    return _with_rows(x, weight, bias)
+    return _with_rows(x, weight, bias, least=LEAST_ROWS_ONEDNN if prefers_onednn() else LEAST_ROWS_MKL)
 
 
-def _with_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b; few rows are filled up."""
-    num_rows, least = x.shape[:-1].numel(), LEAST_ROWS_ONEDNN if prefers_onednn() else LEAST_ROWS_MKL
+def _with_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, least: int) -> Tensor:
+    """Return x W^T + b; fewer rows than `least` are filled up."""
+    num_rows = x.shape[:-1].numel()
     if not 0 < num_rows < least:
         return _linear(x, weight, bias)
     filled = x.new_zeros(least, x.shape[-1])
@@ -84,6 +84,7 @@ class Weight:
     def __init__(self, plain: Tensor, *, is_shared: bool = False) -> None:
         self._plain: Tensor | None = plain
         self._packed: Tensor | None = None
+        self._least_rows = 1
         self._is_shared = is_shared
 
     def plain(self) -> Tensor:
@@ -101,13 +102,28 @@ class Weight:
             if not _can_pack(self._plain.dtype, self._plain.device.type):
                 return linear(x, self._plain, bias)
             self._packed = _pack(self._plain)
+            self._least_rows = _least_rows(self._packed)
             if not self._is_shared:
                 self._plain = None
-        return linear(x, self._packed, bias)
+        return _with_rows(x, self._packed, bias, least=self._least_rows)
 
 
 def _pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight)
+
+
+def _least_rows(packed: Tensor) -> int:
+    """Return from how many rows on this weight's products round alike.
+
+    In its own layout oneDNN multiplies one row as it does several, up to some number of inputs; a product with two
+    equal rows shows it.
+    """
+    if packed.dtype != torch.float32:
+        return 1
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, packed.shape[1], generator=generator).expand(LEAST_ROWS_ONEDNN, -1).contiguous()
+    is_alike = torch.equal(_linear(x[:1], packed, None), _linear(x, packed, None)[:1])
+    return 1 if is_alike else LEAST_ROWS_ONEDNN
 
 
 @functools.cache
