@@ -163,8 +163,10 @@ async def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     from trinity.common.config.model import ModelConfig
     from trinity.engine.settings import EngineSettings
     from trinity.engine.torch.engine import TorchEngine
+    from trinity.runtime.collector import collect_seldom
     from trinity.utils.memory import keep_freed_memory
 
+    collect_seldom()  # as in every process of a run
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     cache, folder = arguments.cell
