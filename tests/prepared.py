@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READ_LATE = ("TRINITY_", "PYTEST_", "RAY_")
 SET_BY_SHELLS = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL")
 # Set by the import of libraries where it is missing; so does the import in a run.
-SET_BY_LIBRARIES = ("RAY_CLIENT_MODE", "TORCHINDUCTOR_CACHE_DIR")
+SET_BY_LIBRARIES = ("MPLBACKEND", "RAY_CLIENT_MODE", "TORCHINDUCTOR_CACHE_DIR")
 # Forks of a process that has asked for CUDA cannot use it.
 CAN_FORK = hasattr(os, "pidfd_open") and not device_count()
 _AT_FIRST = dict(os.environ)  # before tests change it

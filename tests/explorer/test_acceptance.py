@@ -13,7 +13,7 @@ from tests.explorer.scripted import REWARDS, Repeating, Scripted, experience, ma
 from trinity.common.errors import WorkflowError
 from trinity.common.experience import EID
 from trinity.explorer.acceptance import accept, of_batch
-from trinity.explorer.outcome import Completed, Failed, Rejected
+from trinity.explorer.outcome import Completed, Failed, Rejected, RewardFailed
 
 
 def take(returned: Any, *, runs: range = range(1), can_repeat: bool = False, **more: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def test_runs_that_are_left_out_are_failed_or_carry_the_workflows_reason() -> No
     one = [experience(eid=EID(run=1))]
     assert take(one, runs=range(2), can_repeat=True)[0] == Failed("Repeating returned no experience for the run")
     left_out = take(one, runs=range(2), can_repeat=True, dropped=["the scorer ran out of time"])[0]
-    assert left_out == Rejected("reward: the scorer ran out of time")
+    assert left_out == RewardFailed("reward: the scorer ran out of time")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +122,44 @@ def test_a_number_that_a_rewound_trainer_gives_again_brings_the_new_weights(
         await served.take_newest()
         assert engine.model_version == kept and torch.equal(engine.weights["w"], WEIGHTS["w"] * kept)
 
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+@pytest.mark.parametrize("kept", [0, 2, 4])
+def test_whenever_a_trainer_removes_or_replaces_a_version_the_newest_can_be_read(
+    tmp_path: Path, store: ExperienceStore, kept: int, is_delta: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """An explorer looks anew after every removal of a folder, with the removals still to come."""
+    looks: list[int] = []
+
+    def look() -> None:
+        engine: Any = WeightHolder()
+        monkeypatch.setattr("trinity.synchronizer.served.PULL_ATTEMPTS", 1)
+        asyncio.run(ServedWeights(side(tmp_path, store), engine, explorer="explorer").take_newest())
+        looks.append(engine.model_version)
+
+    def removing(path: Path, **how: Any) -> None:
+        shutil.rmtree(path, **how)
+        with ThreadPoolExecutor(1) as thread:  # which has no event loop yet
+            thread.submit(look).result()
+
+    async def publish(publisher: Publisher, *versions: int) -> None:
+        for version in versions:
+            await publisher.publish(version, {"w": WEIGHTS["w"] * version})
+
+    async def run() -> None:
+        lost = Publisher(side(tmp_path, store, "trainer"), CheckpointTransport(tmp_path, is_delta=is_delta))
+        await lost.restore(0, None, weights={}, explorer="explorer")
+        await publish(lost, 2, 4, 6)
+        looks.clear()
+        again = Publisher(side(tmp_path, store, "trainer"), CheckpointTransport(tmp_path, is_delta=is_delta))
+        await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}}, explorer="explorer")
+        assert looks and looks[-1] == kept and set(looks) <= {6, kept}
+        await publish(again, *range(kept + 2, 8, 2))
+
+    for module in ("common.weights.files", "synchronizer.transport"):
+        monkeypatch.setattr(f"trinity.{module}.shutil", SimpleNamespace(rmtree=removing))
     asyncio.run(run())
 
 

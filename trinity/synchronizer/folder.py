@@ -159,16 +159,16 @@ class FolderSynchronizer:
     ) -> None:
         """Begin, or continue from a checkpoint of step `version`.
 
-        Versions that a lost later step published are removed.
+        Versions that a lost later step published are removed, once no explorer is told to take them.
         """
         from trinity.common.weights.files import remove_unless_read, versions_in
 
+        marks = {ticket.version: ticket.fingerprint for ticket in tickets}
+        await self._say(version=version, fingerprint=marks.get(version, ""), is_finished=False)
         folder = self.job_dir / "weights"
         for later in versions_in(folder):
             if later > version:
                 remove_unless_read(folder / f"version_{later}")
-        marks = {ticket.version: ticket.fingerprint for ticket in tickets}
-        await self._say(version=version, fingerprint=marks.get(version, ""), is_finished=False)
 
     # ----------------------------------------------------------------- explorer
     async def required_version(self) -> int:

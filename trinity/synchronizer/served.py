@@ -5,6 +5,7 @@ The fingerprint tells them from other weights of the same number.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 logger = get_logger("synchronizer")
 
 PULL_ATTEMPTS = 3
+PULL_AGAIN_S = 0.1
 
 
 class ServedWeights:
@@ -64,7 +66,8 @@ class ServedWeights:
     async def take_newest(self) -> None:
         """Let the engine load the newest version unless it serves it.
 
-        The trainer may remove a version in the instant before it is read; then there is a newer one.
+        The trainer may remove or replace a version in the instant before it is read, so a failure is followed by a
+        look at what is newest now, `PULL_ATTEMPTS` times in all.
 
         Raises:
             SyncError: the newest version cannot be read; the engine keeps its own.
@@ -76,9 +79,10 @@ class ServedWeights:
             try:
                 await self.take(version)
             except SyncError as error:
-                if attempt == PULL_ATTEMPTS - 1 or newest == await self.synchronizer.newest():
+                if attempt == PULL_ATTEMPTS - 1:
                     raise
                 logger.debug("version %d has gone: %s", version, error)
+                await asyncio.sleep(PULL_AGAIN_S)
             else:
                 self._fingerprint = fingerprint
                 return

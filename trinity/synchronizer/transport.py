@@ -35,7 +35,7 @@ from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.synchronizer.base import not_held
 from trinity.synchronizer.broadcast import BroadcastTransport
-from trinity.utils.disk import system_error
+from trinity.utils.disk import exchange, system_error
 from trinity.utils.failpoints import failpoint
 from trinity.utils.meeting import LOOPBACK
 
@@ -175,10 +175,13 @@ class CheckpointTransport:
         for file in temporary.iterdir():
             _flush(file)
         failpoint("sync.before_publish")
-        if final.exists():
+        if not final.exists():
+            os.rename(temporary, final)
+        elif not exchange(temporary, final):
             shutil.rmtree(final)
-        os.rename(temporary, final)
+            os.rename(temporary, final)
         _flush(self.folder)
+        shutil.rmtree(temporary, ignore_errors=True)  # what the version was before
         hint = self.job_dir / f".{LATEST_FILE}.tmp"
         hint.write_text(str(version))
         os.replace(hint, self.job_dir / LATEST_FILE)
