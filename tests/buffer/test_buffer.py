@@ -10,6 +10,7 @@ import pytest
 from tests.buffer.store.oracle import experience, uids
 from trinity.buffer import get_buffer_reader, get_buffer_writer
 from trinity.buffer.buffer import open_store
+from trinity.buffer.store import GIB
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.config import Config
 from trinity.common.errors import ConfigError
@@ -59,7 +60,7 @@ def test_a_buffer_without_a_path_is_an_error(storage_type: str) -> None:
 def test_without_a_path_the_run_has_its_own_store(tmp_path: Path, values: dict) -> None:
     with open_store(run_config(tmp_path, **values)) as store:
         append(store, 0)
-        assert store.backup is None and not store.keep_payloads
+        assert store.backup is None and store.keeping.limit == GIB
     assert (tmp_path / "buffer" / "experience.db").exists()
 
 
@@ -76,17 +77,28 @@ def test_a_resolved_backup_is_written_beside_the_runs_own_store(tmp_path: Path) 
     own = f"sqlite:///{tmp_path}/buffer/experience.db"
     with open_store(run_config(tmp_path, path=own, backup_path=str(tmp_path / "copy.jsonl"))) as store:
         append(store, 0)
-        assert not store.keep_payloads
+        assert store.keeping.limit == GIB
     assert json.loads((tmp_path / "copy.jsonl").read_text())["uid"] == "1/0/0/0/"
     with open_store(run_config(tmp_path, path=own, storage_type="sql")) as store:
-        assert store.keep_payloads
+        assert store.keeping.limit is None
 
 
 def test_a_database_of_the_users_is_the_store_and_keeps_its_payloads(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mine.db"
     with open_store(run_config(tmp_path / "job", path=url)) as store:
-        assert store.keep_payloads and store.url == url
+        assert store.keeping.limit is None and store.url == url
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(("kept", "limit"), [(0, 0), (0.5, GIB // 2), (None, None)])
+@pytest.mark.parametrize("values", [{}, {"storage_type": "sql"}, {"path": "sqlite:///{}/mine.db"}])
+def test_what_is_written_decides_how_much_is_kept(
+    tmp_path: Path, values: dict, kept: float | None, limit: int | None
+) -> None:
+    config = run_config(tmp_path, **{key: value.format(tmp_path) for key, value in values.items()})
+    buffer = config.buffer.model_copy(update={"keep_payloads": kept})
+    with open_store(config.model_copy(update={"buffer": buffer})) as store:
+        assert store.keeping.limit == (GIB if kept is None and not values else limit)
 
 
 @pytest.mark.difference("Replay without `reuse_cooldown_time`")

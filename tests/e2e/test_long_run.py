@@ -35,6 +35,7 @@ def test_nothing_grows_with_the_number_of_steps(tmp_path: Path):
     run = TinyRun(tmp_path, plugin=PLUGIN)
     run.change(
         buffer__total_steps=STEPS,
+        buffer__keep_payloads=0,
         buffer__explorer_input__default_workflow_type="counts",
         trainer__save_interval=10,
         trainer__max_checkpoints_to_keep=2,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.priority import PRIORITY_FUNC, PriorityFunction
-from trinity.buffer.store import AppendResult, ConsumerToken, ExperienceStore, JSONBackup, Replay
+from trinity.buffer.store import GIB, AppendResult, ConsumerToken, ExperienceStore, JSONBackup, Replay
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.config.config import Config
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STANDALONE_RUN = "standalone"
+DEFAULT_GIB = 1.0  # of payloads that a run's own database keeps
 # Name and reader of the experience buffer of the run that makes its parts now.
 _OF_RUN: ContextVar[tuple[str, Any] | None] = ContextVar("reader_of_run", default=None)
 
@@ -83,18 +84,32 @@ def open_store(config: Config) -> ExperienceStore:
 
     A queue has the capacity of its buffer, and may hand out rollouts again. The path of a queue may be a JSON file:
     then the run's own database is the store, and the file is a copy of what is appended. The same holds for the file
-    that mode explore writes with `storage_type: file`. The payloads of a database that the user named are kept.
+    that mode explore writes with `storage_type: file`.
     """
     buffer = config.buffer.trainer_input.experience_buffer
     own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
     if buffer is None:
-        return ExperienceStore(own).open()
+        return ExperienceStore(own, kept_bytes=_kept_bytes(config, is_named=False)).open()
     if buffer.storage_type == "file":
         output = JSONBackup(buffer.backup_path) if buffer.backup_path else None
-        return ExperienceStore(own, backup=output).open()
+        return ExperienceStore(own, backup=output, kept_bytes=_kept_bytes(config, is_named=False)).open()
     is_queue = buffer.storage_type != "sql"
-    replay = replay_of(config) if is_queue and buffer.replay_buffer.enable else None
-    return _store(buffer, own=own, capacity=buffer.capacity if is_queue else None, replay=replay)
+    path, backup = _place(buffer, own)
+    return ExperienceStore(
+        path,
+        kept_bytes=_kept_bytes(config, is_named=path != own or not is_queue),
+        backup=backup,
+        capacity=buffer.capacity if is_queue else None,
+        replay=replay_of(config) if is_queue and buffer.replay_buffer.enable else None,
+    ).open()
+
+
+def _kept_bytes(config: Config, *, is_named: bool) -> int | None:
+    """Return how much the store keeps of what was trained; None: all."""
+    kept = config.buffer.keep_payloads
+    if kept is None and is_named:
+        return None
+    return int((DEFAULT_GIB if kept is None else kept) * GIB)
 
 
 def replay_of(config: Config) -> Replay | None:
@@ -119,15 +134,12 @@ def replay_of(config: Config) -> Replay | None:
     )
 
 
-def _store(
-    buffer: ExperienceBufferConfig, *, own: str, capacity: int | None = None, replay: Replay | None = None
-) -> ExperienceStore:
+def _place(buffer: ExperienceBufferConfig, own: str) -> tuple[str, JSONBackup | None]:
+    """Return the URL of a buffer's store, and its text copy; `own` is the URL where it names none."""
     path, copy = buffer.path or own, buffer.backup_path
     if "://" not in path and path.lower().endswith((".json", ".jsonl")):
         path, copy = own, path
-    is_kept = path != own or buffer.storage_type == "sql"
-    backup = JSONBackup(copy) if copy else None
-    return ExperienceStore(path, keep_payloads=is_kept, backup=backup, capacity=capacity, replay=replay).open()
+    return path, JSONBackup(copy) if copy else None
 
 
 @contextmanager
@@ -209,4 +221,5 @@ def get_buffer_writer(
 def _named_store(config: ExperienceBufferConfig) -> ExperienceStore:
     if config.path is None:
         raise ConfigError(f"buffer {config.name!r}: path must be a database URL, got null", code="E1610")
-    return _store(config, own=f"sqlite:///{Path(config.path).with_suffix('.db').absolute()}")
+    path, backup = _place(config, f"sqlite:///{Path(config.path).with_suffix('.db').absolute()}")
+    return ExperienceStore(path, kept_bytes=None, backup=backup).open()

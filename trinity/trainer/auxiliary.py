@@ -191,7 +191,7 @@ class QueueReader:
 
     def _opened(self, url: str) -> ExperienceStore:
         try:
-            return ExperienceStore(url, keep_payloads=True).open()
+            return ExperienceStore(url, kept_bytes=None).open()
         except (StoreError, EnvironmentProblem) as error:
             # The store's message names the experience buffer; the path is of this setting.
             text = str(error.args[0]).replace("buffer.trainer_input.experience_buffer", self.setting)

@@ -39,7 +39,7 @@ def make(tmp_path: Path, clock: Clock) -> Make:
         settings = {"cooldown_s": 0.0, "capacity": 100, "is_bounded": True} | options
         replay = Replay(PRIORITY_FUNC.get(function)(**arguments), **settings)
         url = f"sqlite:///{tmp_path}/experience.db"
-        store = ExperienceStore(url, replay=replay, clock=clock, keep_payloads=keep).open()
+        store = ExperienceStore(url, replay=replay, clock=clock, kept_bytes=None if keep else 0).open()
         store.open_producer(BUFFER, PRODUCER, run=RUN)
         return store, store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=cut)
 

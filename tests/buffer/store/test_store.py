@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import sqlite3
 import stat
 import time
@@ -215,12 +216,58 @@ def test_pruning_keeps_what_a_resume_can_ask_for(store: ExperienceStore) -> None
 
 
 def test_a_database_that_the_user_named_keeps_its_payloads(tmp_path: Path) -> None:
-    with ExperienceStore(f"sqlite:///{tmp_path}/mine.db", keep_payloads=True) as store:
+    with ExperienceStore(f"sqlite:///{tmp_path}/mine.db", kept_bytes=None) as store:
         append(store, 1, 2)
         token = open_consumer(store)
         store.commit_step(token, 1, uids(store.claim(token, 2)))
         assert store.prune(token, 1) == 0
         assert len(store.claim(open_consumer(store, cut=0), 4)) == 2
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_payloads_of_the_newest_steps_stay_as_far_as_they_fit(tmp_path: Path, seed: int, is_reopened: bool) -> None:
+    """After every step, against an account of what was trained: whole steps go, the oldest first, and no more."""
+    draw, sizes, dropped, cut = random.Random(seed), {}, 0, 0
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db", kept_bytes=3000) as store:
+        token = open_consumer(store)
+        for step in range(1, 25):
+            number = draw.randint(1, 3)
+            append(store, step, number)
+            rows = uids(store.claim(token, number))
+            if number == 3 and draw.random() < 0.5:
+                store.drop(token, [rows.pop()], "stale")
+                dropped += 1
+            store.commit_step(token, step, rows)
+            with sqlite3.connect(tmp_path / "e.db") as found:
+                size = "select sum(length(experience_bytes)) from experience where trained_step = ?"
+                sizes[step] = found.execute(size, (step,)).fetchone()[0]
+            found.close()
+            needed = draw.randint(0, 2)  # steps that a checkpoint may still ask for
+            cut = max(cut, step - needed)
+            store.prune(token, cut)
+            gone, total = 0, 0
+            for each in range(cut, 0, -1):
+                total += sizes[each]
+                gone = max(gone, each if total > 3000 else 0)
+            with sqlite3.connect(tmp_path / "e.db") as found:
+                kept = "select distinct trained_step from experience where experience_bytes is not null order by 1"
+                assert [row[0] for row in found.execute(kept)] == list(range(gone + 1, step + 1))
+            found.close()
+            if is_reopened:
+                token = open_consumer(store, cut=step)
+        assert gone > 10 and dropped
+
+
+def test_that_payloads_go_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/e.db", kept_bytes=1) as store:
+        token = open_consumer(store)
+        for step in (1, 2):
+            append(store, step, 1)
+            store.commit_step(token, step, uids(store.claim(token, 1)))
+            assert store.prune(token, step) == 1
+    told = [record.getMessage() for record in caplog.records if "buffer.keep_payloads" in record.getMessage()]
+    assert len(told) == 1 and "up to step 1" in told[0]
 
 
 def test_a_damaged_row_is_set_aside_and_the_others_stay(tmp_path: Path, store: ExperienceStore) -> None:

@@ -330,28 +330,6 @@ def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids
         connection.execute(insert(STEP_EXP), [{**tags, "pos": pos, "uid": uid} for pos, uid in enumerate(uids)])
 
 
-def prune(connection: Connection, token: ConsumerToken, *, up_to_step: int, is_reused: bool) -> int:
-    """Remove the payloads of rows last used at or before `up_to_step`.
-
-    Return their number. Where rows `is_reused`, trained rows keep their payload until they are retired.
-    """
-    columns = EXPERIENCE.c
-    unused = and_(columns.retired_step.is_(None), columns.trained_step <= up_to_step)
-    over = [
-        and_(columns.state == DROPPED, unused),
-        and_(columns.state == TRAINED, columns.retired_step <= up_to_step, columns.trained_step.is_not(None)),
-    ]
-    if not is_reused:
-        over.append(and_(columns.state == TRAINED, unused))
-    held = and_(
-        Scope.of(token).where(EXPERIENCE),
-        columns.claimed_by == token.consumer,
-        columns.experience_bytes.is_not(None),
-    )
-    statements = [update(EXPERIENCE).where(held, each).values(experience_bytes=None) for each in over]
-    return sum(connection.execute(statement).rowcount for statement in statements)
-
-
 def num_waiting(connection: Connection, scope: Scope) -> int:
     """Return how many rows are neither trained nor dropped.
 

@@ -14,6 +14,7 @@ from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database
 from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.producers import POLL_S, ProducerBoard
+from trinity.buffer.store.pruning import Keeping
 from trinity.buffer.store.read_decision import decide_read
 from trinity.buffer.store.replay import Replay
 from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
@@ -38,7 +39,7 @@ class ExperienceStore(ProducerBoard):
 
     Args:
         url: SQLAlchemy URL.
-        keep_payloads: `prune` removes nothing (a buffer that the user wants to query).
+        kept_bytes: payloads of trained experiences that `prune` leaves; None: all of them.
         backup: text copy of what is appended.
         max_experience_bytes: larger experiences are recorded as dropped (`oversize`).
         busy_timeout_s: how long a transaction waits for another process.
@@ -51,7 +52,7 @@ class ExperienceStore(ProducerBoard):
         self,
         url: str,
         *,
-        keep_payloads: bool = False,
+        kept_bytes: int | None = 0,
         backup: JSONBackup | None = None,
         max_experience_bytes: int = MAX_EXPERIENCE_BYTES,
         busy_timeout_s: float = 30.0,
@@ -61,7 +62,7 @@ class ExperienceStore(ProducerBoard):
     ) -> None:
         super().__init__(Database(url, busy_timeout_s=busy_timeout_s, clock=clock), capacity=capacity)
         self.url = url
-        self.keep_payloads = keep_payloads
+        self.keeping = Keeping(kept_bytes)
         self.backup = backup
         self.max_experience_bytes = max_experience_bytes
         self.replay = replay
@@ -300,13 +301,11 @@ class ExperienceStore(ProducerBoard):
         """Remove payloads used at or before `up_to_step`; return how many.
 
         `up_to_step` is the step of the oldest retained checkpoint: no resume needs the payloads of experiences trained
-        or dropped until then. Payloads that may be used again are kept.
+        or dropped until then. Payloads that may be used again are kept, and the newest others up to `kept_bytes`.
         """
-        if self.keep_payloads:
-            return 0
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            return ledger.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
+            return self.keeping.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
 
     def counts(self, buffer: str, run: str, stage: str = "") -> BufferCounts:
         """Return the number of experiences by state.

@@ -238,6 +238,12 @@ class BufferConfig(Section):
     total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)
     explorer_input: ExplorerInput = section(ExplorerInput, "Tasks of the explorer.")
     trainer_input: TrainerInput = section(TrainerInput, "Experiences of the trainer.")
+    keep_payloads: NonNegative | None = key(
+        None,
+        "GiB of payloads that stay in the database after training although no checkpoint needs them; "
+        "null: 1, and all in a database that you name or with storage_type sql.",
+        OWN,
+    )
     max_retry_times: Natural | None = key(None, "Retries of a database call.", TRINITY, idle=RETRIES)
     max_retry_interval: Positive | None = key(None, "Pause between them in seconds, > 0.", TRINITY, idle=RETRIES)
     tokenizer_path: str | None = key(None, "Tokenizer, from model.model_path.", TRINITY, derived=True)

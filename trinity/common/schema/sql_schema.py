@@ -111,7 +111,7 @@ class ExperienceModel(Base):
         if self.experience_bytes is None:
             raise DataError(
                 f"experience {self.uid} ({self.state}) has no payload any more: it was pruned after training or was "
-                "too large; give buffer.trainer_input.experience_buffer.path to keep payloads",
+                "too large; a larger buffer.keep_payloads keeps more of them",
                 code="E5104",
             )
         return Experience.deserialize(self.experience_bytes)
