@@ -17,6 +17,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from jaxtyping import install_import_hook
@@ -25,6 +27,9 @@ from tests.loaded_plugins import forget_plugins
 from trinity.launch.process import prepare_process
 from trinity.utils.environment import environment
 from trinity.utils.log import ROOT
+
+if TYPE_CHECKING:
+    from tests.postgresql import Server
 
 CHECKED = ["trinity.algorithm", "trinity.trainer"]
 # An integer is accepted where a number is asked for, as static type checkers do.
@@ -99,3 +104,19 @@ def _process_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     root.propagate = propagate
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Server:
+    """A PostgreSQL server for the tests of this process; whoever ends it starts it again."""
+    from tests.postgresql import shared
+
+    return shared()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind that a store can have."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/experience.db"
+    return str(request.getfixturevalue("postgresql").database())

@@ -135,7 +135,10 @@ def replay_of(config: Config) -> Replay | None:
 
 
 def _place(buffer: ExperienceBufferConfig, own: str) -> tuple[str, JSONBackup | None]:
-    """Return the URL of a buffer's store, and its text copy; `own` is the URL where it names none."""
+    """Return the URL of a buffer's store, and its text copy.
+
+    The URL is `own` where the buffer names none.
+    """
     path, copy = buffer.path or own, buffer.backup_path
     if "://" not in path and path.lower().endswith((".json", ".jsonl")):
         path, copy = own, path

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.buffer.store.oracle import BUFFER, PRODUCER, RUN, experience, generated, open_store, uids
-from trinity.buffer.store import ConsumerToken
+from tests.buffer.store.oracle import BUFFER, PRODUCER, RUN, experience, generated, uids
+from tests.postgresql import shared
+from trinity.buffer.store import ConsumerToken, ExperienceStore
 from trinity.common.errors import StoreError
 from trinity.utils import failpoints
 
@@ -37,12 +38,21 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="store"))
-        self.store = open_store(self.folder)
+        self.url = self.new_url()
+        self.store = self.open_store()
         self.rows: dict[str, Row] = {}
         self.tokens: dict[str, ConsumerToken] = {}
         self.old: list[ConsumerToken] = []
         self.steps = dict.fromkeys(CONSUMERS, 0)
         self.finished = 0
+
+    def new_url(self) -> str:
+        """Return the URL of an empty database."""
+        return f"sqlite:///{self.folder}/experience.db"
+
+    def open_store(self) -> ExperienceStore:
+        """Return the open store."""
+        return ExperienceStore(self.url, busy_timeout_s=20.0).open()
 
     @initialize()
     def open_consumers(self) -> None:
@@ -69,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
         except RuntimeError:
             result = None
             self.store.close()
-            self.store = open_store(self.folder)
+            self.store = self.open_store()
         finally:
             failpoints.configure("")
         is_kept = step > self.finished and kill != "before"
@@ -136,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=which, back=st.integers(0, 3))
     def crash_and_resume(self, name: str, back: int) -> None:
         self.store.close()
-        self.store = open_store(self.folder)
+        self.store = self.open_store()
         cut = max(0, self.steps[name] - back)
         self.open_consumer(name, cut)
         self.steps[name] = cut
@@ -174,9 +184,18 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+class PostgreSQLStoreMachine(StoreMachine):
+    """The same on a PostgreSQL server."""
+
+    def new_url(self) -> str:
+        """Return the URL of an empty database."""
+        return shared().database()
+
+
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
-    max_examples=60,
+TestPostgreSQLStoreMachine = PostgreSQLStoreMachine.TestCase
+TestStoreMachine.settings = TestPostgreSQLStoreMachine.settings = settings(
+    max_examples=100,
     stateful_step_count=20,
     deadline=None,
     derandomize=True,

@@ -15,8 +15,8 @@ from trinity.common.experience import EID, Experience
 
 
 @pytest.fixture
-def store(tmp_path: Path):
-    with open_store(tmp_path) as opened:
+def store(store_url: str):
+    with ExperienceStore(store_url, busy_timeout_s=20.0) as opened:
         opened.open_producer(BUFFER, PRODUCER, run=RUN)
         yield opened
 
@@ -133,11 +133,11 @@ def test_an_append_by_another_thread_wakes_the_reader(store: ExperienceStore, to
     assert not reader.is_alive() and uids(results[0].experiences) == ["1/0/0/0/", "2/0/0/0/"]
 
 
-def test_an_append_through_another_connection_is_seen(tmp_path: Path, store: ExperienceStore) -> None:
+def test_an_append_through_another_connection_is_seen(store_url: str, store: ExperienceStore) -> None:
     token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
 
     def write() -> None:
-        with open_store(tmp_path) as other:
+        with ExperienceStore(store_url) as other:
             append(other, 1, 2)
 
     writer = threading.Timer(0.2, write)

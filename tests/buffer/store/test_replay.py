@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -31,15 +30,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make(tmp_path: Path, clock: Clock) -> Make:
+def make(store_url: str, clock: Clock) -> Make:
     """Return what opens the store of this test with a producer and a trainer; a second call is a restart."""
 
     def opened(function: str = "linear_decay", *, cut: int = 0, keep: bool = False, **options: object):
         arguments = {name: options.pop(name) for name in ("decay", "use_count_limit", "sigma") if name in options}
         settings = {"cooldown_s": 0.0, "capacity": 100, "is_bounded": True} | options
         replay = Replay(PRIORITY_FUNC.get(function)(**arguments), **settings)
-        url = f"sqlite:///{tmp_path}/experience.db"
-        store = ExperienceStore(url, replay=replay, clock=clock, kept_bytes=None if keep else 0).open()
+        store = ExperienceStore(store_url, replay=replay, clock=clock, kept_bytes=None if keep else 0).open()
         store.open_producer(BUFFER, PRODUCER, run=RUN)
         return store, store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=cut)
 

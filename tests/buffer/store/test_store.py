@@ -13,17 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import update
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, generated, open_store, uids
 from trinity.buffer.store import ExperienceStore, JSONBackup
 from trinity.buffer.store.dialect import file_system_type, refuse_network_file_system
+from trinity.buffer.store.tables import EXPERIENCE
 from trinity.common.errors import DataError, EnvironmentProblem, StoreError
 from trinity.common.experience import EID, Experience
 
 
 @pytest.fixture
-def store(tmp_path: Path):
-    with open_store(tmp_path) as opened:
+def store(store_url: str):
+    with ExperienceStore(store_url, busy_timeout_s=20.0) as opened:
         yield opened
 
 
@@ -270,11 +272,11 @@ def test_that_payloads_go_is_told_once(tmp_path: Path, caplog: pytest.LogCapture
     assert len(told) == 1 and "up to step 1" in told[0]
 
 
-def test_a_damaged_row_is_set_aside_and_the_others_stay(tmp_path: Path, store: ExperienceStore) -> None:
+def test_a_damaged_row_is_set_aside_and_the_others_stay(store: ExperienceStore) -> None:
     append(store, 1, 3)
-    with sqlite3.connect(tmp_path / "experience.db") as connection:
-        connection.execute("UPDATE experience SET experience_bytes = x'80049500' WHERE uid = '1/1/0/0/'")
-    connection.close()
+    with store._database.write() as connection:
+        damaged = update(EXPERIENCE).where(EXPERIENCE.c.uid == "1/1/0/0/")
+        connection.execute(damaged.values(experience_bytes=bytes.fromhex("80049500")))
     token = open_consumer(store)
     with pytest.raises(DataError, match=r"E5101.*row 2 \(1/1/0/0/\)"):
         store.claim(token, 3)
@@ -294,11 +296,12 @@ def test_the_backup_holds_text_reward_and_metrics_once(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(backup.path).st_mode) == 0o600
 
 
-def test_the_database_is_private_durable_and_write_ahead(tmp_path: Path, store: ExperienceStore) -> None:
+def test_the_database_is_private_durable_and_write_ahead(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
     append(store, 1, 1)
     for name in ("experience.db", "experience.db-wal"):
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
-    with store._database.read() as connection:
+    with store, store._database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
@@ -361,11 +364,13 @@ def test_a_locked_database_is_waited_for_and_then_an_error(tmp_path: Path) -> No
         assert append(store, 1, 1).appended == 1
 
 
-def test_a_removed_database_is_noticed_and_not_made_again(tmp_path: Path, store: ExperienceStore) -> None:
+def test_a_removed_database_is_noticed_and_not_made_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
     (tmp_path / "experience.db").rename(tmp_path / "moved.db")
     with pytest.raises(StoreError, match="removed or replaced while in use"):
         append(store, 1, 1)
     assert not (tmp_path / "experience.db").exists()
+    store.close()
 
 
 def test_a_closed_store_and_a_folder_without_permission_are_errors(tmp_path: Path, store: ExperienceStore) -> None:

@@ -1,12 +1,20 @@
-"""The open database of a store: engine, transactions and clock."""
+"""The open database of a store: engine, transactions and clock.
+
+A server may restart, or another take its place. Then a transaction waits for it, for `PATIENCE_S` at most, and a
+method that is `reconnecting` does its transaction again. One that was lost while it was committed is not done twice:
+the server knows how it ended.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,7 +22,43 @@ from sqlalchemy.exc import SQLAlchemyError
 from trinity.buffer.store import dialect
 from trinity.common.errors import StoreError
 from trinity.utils.disk import free_mib
-from trinity.utils.log import redact
+from trinity.utils.log import get_logger, redact
+
+PATIENCE_S = 120.0
+_PAUSE_S = 0.2
+
+_logger = get_logger("buffer.store")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LostConnectionError(StoreError):
+    """The database was lost in a transaction, of which nothing holds."""
+
+    default_code = "E5212"
+
+
+def reconnecting(method: Callable[P, T]) -> Callable[P, T]:
+    """Let a method do its transaction again when the database was lost.
+
+    The method has one transaction, is of an object with a `_database`, and changes nothing else before the transaction
+    is committed.
+    """
+
+    @functools.wraps(method)
+    def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
+        database: Database = cast(Any, args[0])._database
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return method(*args, **kwargs)
+            except LostConnectionError:
+                if time.monotonic() >= deadline or not database.is_open:
+                    raise
+                time.sleep(_PAUSE_S)
+
+    return repeated
 
 
 class Database:
@@ -34,6 +78,7 @@ class Database:
         self._file: Path | None = None
         self._inode = (0, 0)
         self._write_lock = threading.Lock()
+        self._was_there = False
 
     @property
     def is_open(self) -> bool:
@@ -66,11 +111,18 @@ class Database:
         Raises:
             StoreError: closed (E5208), removed or replaced (E5209), without space (E5210), or failed, busy for too long
                 among others (E5200).
+            LostConnectionError: not committed, and the connection is gone.
         """
-        with self._write_lock, self._guard() as engine, engine.connect() as plain:
+        with self._write_lock, self._guard() as engine, self._connected(engine) as plain:
             connection = plain.execution_options(**dialect.write_options(), **dialect.clock_options(self.clock))
-            with connection.begin():
+            with connection.begin() as transaction:
+                mark = dialect.begin_writing(connection)
                 yield connection
+                try:
+                    transaction.commit()
+                except SQLAlchemyError as error:
+                    if mark is None or not dialect.is_lost(error) or not self._is_committed(engine, mark):
+                        raise
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -79,8 +131,43 @@ class Database:
         Raises:
             StoreError: as of `write`.
         """
-        with self._guard() as engine, engine.connect() as connection:
+        with self._guard() as engine, self._connected(engine) as connection:
             yield connection.execution_options(**dialect.clock_options(self.clock))
+
+    @contextmanager
+    def _connected(self, engine: Engine) -> Iterator[Connection]:
+        """Connect; where there was a connection before, wait for the server."""
+        deadline = time.monotonic() + (PATIENCE_S if self._was_there else 0.0)
+        is_told = False
+        while True:
+            try:
+                connection = engine.connect()
+                break
+            except SQLAlchemyError as error:
+                if not dialect.is_lost(error) or time.monotonic() >= deadline or not self.is_open:
+                    raise
+                if not is_told:
+                    is_told = True
+                    text = "%s cannot be reached (%s); trying again for %g s"
+                    _logger.warning(text, redact(self.url), _said(error), PATIENCE_S)
+                time.sleep(_PAUSE_S)
+        self._was_there = True
+        with connection:
+            yield connection
+
+    def _is_committed(self, engine: Engine, mark: str) -> bool:
+        """Return whether a transaction was committed.
+
+        Its connection was lost meanwhile.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with self._connected(engine) as connection:
+                outcome = dialect.outcome_of(connection, mark)
+            if outcome != "in progress" or time.monotonic() >= deadline:
+                _logger.info("the database was lost in a commit, which is %s", outcome)
+                return outcome == "committed"
+            time.sleep(_PAUSE_S)
 
     @contextmanager
     def _guard(self) -> Iterator[Engine]:
@@ -103,8 +190,19 @@ class Database:
                 "is whole; free some space and run the same command again to continue",
                 code="E5210",
             )
+        if dialect.is_lost(error):
+            return LostConnectionError(
+                f"{redact(self.url)} cannot be reached: {_said(error)}; start the server, or look at host, port, "
+                "user and password in buffer.trainer_input.experience_buffer.path; then run the same command again to "
+                "continue"
+            )
         waited = f" (waited up to {self.busy_timeout_s:g} s for other processes)" if dialect.is_busy(cause) else ""
         return StoreError(f"the experience store {redact(self.url)} failed: {cause}{waited}", code="E5200")
+
+
+def _said(error: SQLAlchemyError) -> str:
+    """Return what the driver says, on one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
 def _inode(file: Path | None) -> tuple[int, int]:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, create_engine, event, func, literal, literal_column, select
+from sqlalchemy import Connection, Engine, Float, create_engine, event, func, literal, literal_column, select, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.sql.elements import ColumnElement
 
 from trinity.common.errors import EnvironmentProblem, StoreError
@@ -24,6 +24,10 @@ from trinity.utils.packages import install_hint, postgresql_driver
 WRITE = "trinity_write"
 CLOCK = "trinity_clock"
 SCHEMA_LOCK = 0x7472696E
+WRITE_LOCK = 0x7472696F
+CONNECT_S = 10  # for one attempt to connect to a server
+# Of libpq: a server that has vanished without a word is noticed within a minute.
+KEEPALIVE = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3"}
     | {"smbfs"}
@@ -31,6 +35,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 MOUNTS = Path("/proc/mounts")
 _PRIMARY = 0xFF  # of SQLite's codes, whose other bits say more
 _POSTGRESQL_DISK_FULL = "53100"
+_POSTGRESQL_BUSY = ("55P03", "40P01")  # the lock was not to be had in time; a deadlock
 
 
 def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None]:
@@ -44,7 +49,7 @@ def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None
     parsed = _parse(url)
     driver = postgresql_driver(parsed.drivername + "://")
     if driver is not None:
-        return _postgresql_engine(parsed, driver), None
+        return _postgresql_engine(parsed, driver, busy_timeout_s), None
     path = Path(parsed.database or "").absolute()
     refuse_network_file_system(path)
     _create_private(path)
@@ -54,9 +59,11 @@ def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None
     return engine, path
 
 
-def _postgresql_engine(url: URL, driver: str) -> Engine:
+def _postgresql_engine(url: URL, driver: str, busy_timeout_s: float) -> Engine:
+    own = {"connect_timeout": CONNECT_S, "options": f"-c lock_timeout={round(busy_timeout_s * 1000)}"} | KEEPALIVE
+    settings = {name: value for name, value in own.items() if name not in url.query}
     try:
-        return create_engine(url.set(drivername=f"postgresql+{driver}"), pool_pre_ping=True)
+        return create_engine(url.set(drivername=f"postgresql+{driver}"), pool_pre_ping=True, connect_args=settings)
     except ImportError as error:
         raise EnvironmentProblem(
             f"{url.render_as_string(hide_password=True)} needs the package {driver}, which is not installed; run "
@@ -103,6 +110,42 @@ def lock_schema(connection: Connection) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
 
+def begin_writing(connection: Connection) -> str | None:
+    """Wait until no other process writes; return the transaction's id.
+
+    It is None where a commit cannot be in doubt. So the order of the log is that of the commits, as in SQLite, whose
+    transactions that write are alone anyway.
+    """
+    if connection.dialect.name != "postgresql":
+        return None
+    connection.execute(select(func.pg_advisory_xact_lock(WRITE_LOCK)))
+    return str(connection.scalar(text("select cast(pg_current_xact_id() as text)")))
+
+
+def outcome_of(connection: Connection, transaction: str) -> str | None:
+    """Return how a transaction of `begin_writing` ended.
+
+    It is `committed`, `aborted` or `in progress`; None if the server does not know it any more.
+    """
+    statement = text("select pg_xact_status(cast(:id as xid8))")
+    status: str | None = connection.scalar(statement, {"id": transaction})
+    return status
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error means that a server cannot be reached.
+
+    So it is where the server ends its connections.
+    """
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    cause = getattr(error, "orig", None) or error
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+    is_server = type(cause).__module__.partition(".")[0] in ("psycopg", "psycopg2")
+    # Without a state: no connection was made. Class 57P: the server is shut down, was killed, or starts.
+    return is_server and isinstance(error, OperationalError) and (not state or state[:2] == "08" or state[:3] == "57P")
+
+
 def write_options() -> dict[str, Any]:
     """Return the execution options of a transaction that will write."""
     return {WRITE: True}
@@ -130,7 +173,8 @@ def is_busy(error: BaseException) -> bool:
     That is, another process held it for too long.
     """
     code = getattr(error, "sqlite_errorcode", 0)
-    return code & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    is_sqlite = code & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return is_sqlite or getattr(error, "sqlstate", None) in _POSTGRESQL_BUSY
 
 
 def refuse_network_file_system(path: Path, *, mounts: Path = MOUNTS) -> None:

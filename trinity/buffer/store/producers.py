@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from trinity.buffer.store import ledger, staleness
-from trinity.buffer.store.database import Database
+from trinity.buffer.store.database import Database, reconnecting
 from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
 from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
@@ -39,6 +39,7 @@ class ProducerBoard:
         self._changed = threading.Condition()
         self._scopes: dict[tuple[str, str], Scope] = {}
 
+    @reconnecting
     def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
         """Register `producer`, so that readers wait for it until it is closed."""
         scope = Scope(run, stage, buffer)
@@ -47,22 +48,26 @@ class ProducerBoard:
             values = {"is_open": 1, "wait_version": None}
             ledger.upsert_producer(connection, scope, producer=producer, values=values)
 
+    @reconnecting
     def close_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
         """Announce that `producer` is finished; readers drain what is left."""
         with self._database.write() as connection:
             ledger.upsert_producer(connection, Scope(run, stage, buffer), producer=producer, values={"is_open": 0})
         self._notify()
 
+    @reconnecting
     def producers_open(self, buffer: str, *, run: str, stage: str = "") -> int:
         """Return how many producers of the buffer are not finished."""
         with self._database.read() as connection:
             return ledger.producers(connection, Scope(run, stage, buffer), trained_version=None).open
 
+    @reconnecting
     def finished_step(self, buffer: str, producer: str, *, run: str, stage: str = "") -> int:
         """Return the last complete explore step of `producer`, 0 without any."""
         with self._database.read() as connection:
             return ledger.finished_step(connection, Scope(run, stage, buffer), producer=producer)
 
+    @reconnecting
     def announce_wait(
         self, buffer: str, producer: str, version: int, *, run: str | None = None, stage: str = ""
     ) -> None:
@@ -76,6 +81,7 @@ class ProducerBoard:
             ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
         self._notify()
 
+    @reconnecting
     def enter_batch(
         self,
         buffer: str,
@@ -99,6 +105,7 @@ class ProducerBoard:
         self._notify()
         return found
 
+    @reconnecting
     def producers(self, buffer: str, *, run: str, stage: str = "") -> dict[str, bool]:
         """Return by name whether each producer of the buffer is still open."""
         where = Scope(run, stage, buffer).where(PRODUCER)
@@ -106,17 +113,20 @@ class ProducerBoard:
             rows = connection.execute(select(PRODUCER.c.producer, PRODUCER.c.is_open).where(where)).all()
             return {row.producer: bool(row.is_open) for row in sorted(rows)}
 
+    @reconnecting
     def runs(self, buffer: str) -> list[tuple[str, str]]:
         """Return all runs and stages that have had a producer of the buffer."""
         found = select(PRODUCER.c.run, PRODUCER.c.stage).where(PRODUCER.c.buffer == buffer).distinct()
         with self._database.read() as connection:
             return sorted((row.run, row.stage) for row in connection.execute(found))
 
+    @reconnecting
     def keep_snapshot(self, buffer: str, producer: str, text: str, *, run: str, stage: str = "") -> None:
         """Replace the snapshot of a producer, between two of its steps."""
         with self._database.write() as connection:
             ledger.keep_snapshot(connection, Scope(run, stage, buffer), producer=producer, text=text)
 
+    @reconnecting
     def snapshot(self, buffer: str, producer: str, *, run: str, stage: str = "") -> str | None:
         """Return a producer's snapshot after its last finished step.
 
@@ -127,12 +137,14 @@ class ProducerBoard:
             text: str | None = connection.scalar(select(SNAPSHOT.c.state).where(*key))
             return text
 
+    @reconnecting
     def num_produced(self, buffer: str, *, run: str, stage: str = "") -> int:
         """Return the rollouts that all producers of the buffer have appended."""
         where = Scope(run, stage, buffer).where(SNAPSHOT)
         with self._database.read() as connection:
             return int(connection.scalar(select(func.sum(SNAPSHOT.c.num_rollouts)).where(where)) or 0)
 
+    @reconnecting
     def wait_for_room(self, buffer: str, producer: str, *, timeout_s: float, run: str, stage: str = "") -> bool:
         """Wait until fewer than `capacity` experiences wait to be trained.
 

@@ -91,7 +91,10 @@ def _held(token: ConsumerToken) -> ColumnElement[bool]:
 
 
 def _spent(up_to_step: int, *, is_reused: bool) -> list[ColumnElement[bool]]:
-    """Return conditions of rows that no resume needs; one search of an index each."""
+    """Return conditions of rows that no resume needs.
+
+    Each is one search of an index.
+    """
     columns = EXPERIENCE.c
     unused = and_(columns.retired_step.is_(None), columns.trained_step <= up_to_step)
     spent = [

@@ -11,7 +11,7 @@ from sqlalchemy import insert, select, update
 from trinity.buffer.store import claims, ledger, replay
 from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.claims import Limits
-from trinity.buffer.store.database import Database
+from trinity.buffer.store.database import Database, reconnecting
 from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.producers import POLL_S, ProducerBoard
 from trinity.buffer.store.pruning import Keeping
@@ -103,6 +103,7 @@ class ExperienceStore(ProducerBoard):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @reconnecting
     def append(
         self,
         buffer: str,
@@ -149,6 +150,7 @@ class ExperienceStore(ProducerBoard):
             _logger.warning("%d experiences above %d bytes were set aside", oversize, self.max_experience_bytes)
         return AppendResult(len(new) - oversize, len(rows) - len(new), oversize)
 
+    @reconnecting
     def last_trainer(self, buffer: str, *, run: str, stage: str = "") -> str | None:
         """Return the consumer that committed the newest training step.
 
@@ -178,6 +180,7 @@ class ExperienceStore(ProducerBoard):
             payloads = (connection.scalar(select(rows.experience_bytes).where(rows.id == id_)) for id_ in missing)
             return self.backup.write(Experience.deserialize(payload) for payload in payloads if payload is not None)
 
+    @reconnecting
     def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
         """Return the right to claim as `consumer`; older tokens of it end.
 
@@ -219,6 +222,7 @@ class ExperienceStore(ProducerBoard):
         """
         return self._claim(token, Limits(n, at_least, max_version, whole_rollouts), lease_s=lease_s)[0]
 
+    @reconnecting
     def _claim(self, token: ConsumerToken, limits: Limits, *, lease_s: float) -> tuple[list[Experience], int]:
         """Return what was claimed, and the number of evicted experiences.
 
@@ -245,6 +249,7 @@ class ExperienceStore(ProducerBoard):
             self._notify()
         return experiences, evicted
 
+    @reconnecting
     def release(self, token: ConsumerToken, uids: Sequence[str]) -> None:
         """Return claimed experiences to ready, unused.
 
@@ -257,6 +262,7 @@ class ExperienceStore(ProducerBoard):
             ledger.end_claims(connection, token, uids=uids, values=values, what="release")
         self._notify()
 
+    @reconnecting
     def commit_step(self, token: ConsumerToken, step: int, uids: Sequence[str]) -> None:
         """Record that training step `step` used `uids`, in that order.
 
@@ -272,6 +278,7 @@ class ExperienceStore(ProducerBoard):
         failpoint("store.commit_step.after_commit")
         self._notify()
 
+    @reconnecting
     def drop(self, token: ConsumerToken, uids: Sequence[str], reason: str) -> None:
         """Drop claimed experiences with a reason.
 
@@ -289,6 +296,7 @@ class ExperienceStore(ProducerBoard):
             ledger.end_claims(connection, token, uids=new, values=values, what="drop")
         self._notify()
 
+    @reconnecting
     def step_uids(self, token: ConsumerToken, step: int) -> list[str] | None:
         """Return the ids that a committed training step used, in order.
 
@@ -297,6 +305,7 @@ class ExperienceStore(ProducerBoard):
         with self._database.read() as connection:
             return ledger.step_uids(connection, token, step=step)
 
+    @reconnecting
     def prune(self, token: ConsumerToken, up_to_step: int) -> int:
         """Remove payloads used at or before `up_to_step`; return how many.
 
@@ -307,6 +316,7 @@ class ExperienceStore(ProducerBoard):
             ledger.verify_token(connection, token)
             return self.keeping.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
 
+    @reconnecting
     def counts(self, buffer: str, run: str, stage: str = "") -> BufferCounts:
         """Return the number of experiences by state.
 
@@ -350,6 +360,7 @@ class ExperienceStore(ProducerBoard):
                 if self._database.is_open:
                     self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
 
+    @reconnecting
     def _try_read(self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None) -> Batch | None:
         found = decide_read(self._database, token, n, version=trained_version, is_last=is_last, replay=self.replay)
         if found.is_over:
@@ -363,6 +374,7 @@ class ExperienceStore(ProducerBoard):
         is_complete = num_rollouts(experiences) == n
         return Batch(experiences, is_complete, not experiences and found.is_closed, evicted)
 
+    @reconnecting
     def _set_aside(self, token: ConsumerToken, ids: list[int], *, bad: int) -> None:
         ready = ledger.unclaimed(Scope.of(token), consumer=token.consumer)
         dropped = {"state": DROPPED, "drop_reason": "unreadable", "lease_until": None}

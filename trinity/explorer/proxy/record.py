@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
 
-from trinity.buffer.store.database import Database
+from trinity.buffer.store.database import Database, reconnecting
 from trinity.buffer.store.ledger import chunks
 from trinity.common.errors import TrinityError
 from trinity.explorer.proxy.tables import CALLS, create_tables
@@ -133,12 +133,14 @@ class CallRecord:
         self._database.close()
 
     @property
+    @reconnecting
     def counts(self) -> Counts:
         """Choices that are not committed."""
         with self._database.read() as connection:
             return self._counts(connection)
 
     # ------------------------------------------------------------------ calls
+    @reconnecting
     def add(self, choices: Sequence[RecordedChoice]) -> None:
         """Record choices in one transaction.
 
@@ -180,6 +182,7 @@ class CallRecord:
             )
 
     # --------------------------------------------------------------- feedback
+    @reconnecting
     def reward(self, reward: float, *, message_ids: Sequence[str] | None, caller: Caller | None) -> Rewarded:
         """Give choices a reward; all of them or none.
 
@@ -237,6 +240,7 @@ class CallRecord:
         )
 
     # ----------------------------------------------------------------- commit
+    @reconnecting
     def begun(self) -> tuple[int, list[Row[Any]]] | None:
         """Return the step that was begun and not finished, and its choices.
 
@@ -245,6 +249,7 @@ class CallRecord:
         with self._database.read() as connection:
             return self._begun(connection)
 
+    @reconnecting
     def begin(self, step: int) -> list[Row[Any]]:
         """Make what is rewarded that of explore step `step`.
 
@@ -262,6 +267,7 @@ class CallRecord:
         rows = list(connection.execute(select(CALLS).where(begun).order_by(CALLS.c.id)))
         return (int(rows[0].step), rows) if rows else None
 
+    @reconnecting
     def finish(self, step: int) -> None:
         """Say that the choices of `step` are in the experience store.
 
@@ -276,6 +282,7 @@ class CallRecord:
             if oldest is not None:
                 connection.execute(delete(CALLS).where(committed, CALLS.c.id <= oldest))
 
+    @reconnecting
     def undo(self, step: int) -> None:
         """Make the choices of `step`, which is not in the store, ready again."""
         mine = and_(self._own, CALLS.c.step == step, CALLS.c.experience_bytes.is_not(None))

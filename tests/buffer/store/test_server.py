@@ -1,0 +1,219 @@
+"""A store on a PostgreSQL server that restarts, is cut off, or is gone; and several writers at once."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event
+
+from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
+from tests.postgresql import Server
+from trinity.buffer.store import ConsumerToken, ExperienceStore, database
+from trinity.common.errors import StoreError
+
+Call = Callable[[ExperienceStore, ConsumerToken], object]
+
+
+def append(store: ExperienceStore, step: int, *, producer: str = PRODUCER) -> object:
+    batch = [experience(step, task, turn=turn) for task in range(3) for turn in range(2)]
+    return store.append(BUFFER, batch, run=RUN, producer=producer, explore_step=step, snapshot=f"after {step}")
+
+
+def claim(store: ExperienceStore, token: ConsumerToken) -> list[str]:
+    return uids(store.claim(token, 2, whole_rollouts=True))
+
+
+CALLS: dict[str, Call] = {
+    "append": lambda store, token: append(store, 3),
+    "claim": claim,
+    "read_batch": lambda store, token: uids(store.read_batch(token, 2, timeout_s=60).experiences),
+    "commit": lambda store, token: store.commit_step(token, 2, claim(store, token)),
+    "drop": lambda store, token: store.drop(token, claim(store, token), "stale"),
+    "release": lambda store, token: store.release(token, claim(store, token)),
+    "prune": lambda store, token: store.prune(token, 1),
+    "open_consumer": lambda store, token: store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0).epoch,
+    "close_producer": lambda store, token: store.close_producer(BUFFER, PRODUCER, run=RUN),
+    "wait_for_room": lambda store, token: store.wait_for_room(BUFFER, PRODUCER, run=RUN, timeout_s=60),
+}
+
+
+@contextmanager
+def begun(url: str) -> Iterator[tuple[ExperienceStore, ConsumerToken]]:
+    """Yield a store with two explore steps, and a training step behind it."""
+    with ExperienceStore(url, capacity=100) as store:
+        store.open_producer(BUFFER, PRODUCER, run=RUN)
+        append(store, 1)
+        append(store, 2)
+        token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+        store.commit_step(token, 1, claim(store, token))
+        yield store, token
+
+
+def tables(store: ExperienceStore) -> list[list[tuple[object, ...]]]:
+    """Return all that a call can change, but for times."""
+    names = "uid, state, claimed_by, trained_step, use_count, drop_reason, experience_bytes is null"
+    queries = (
+        f"select {names} from experience order by uid",
+        "select consumer, step, pos, uid from step_exp order by 1, 2, 3",
+        "select producer, is_open, wait_version, finished_step from producer order by 1",
+        "select producer, state, num_rollouts from producer_snapshot order by 1",
+        "select consumer, epoch from consumer order by 1",
+    )
+    with store._database.read() as connection:
+        return [[tuple(row) for row in connection.exec_driver_sql(query)] for query in queries]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_ends_as_ever_whenever_the_server_restarts_in_it(name: str, postgresql: Server) -> None:
+    """Before each of its statements once: killed and started again."""
+    with begun(postgresql.database()) as (store, token):
+        expected = CALLS[name](store, token), tables(store)
+    at = 0
+    while True:
+        at += 1
+        with begun(postgresql.database()) as (store, token):
+            left = at
+
+            def restart(*_: object) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    postgresql.restart()
+
+            event.listen(store._database._engine, "before_cursor_execute", restart)
+            result = CALLS[name](store, token)
+            is_over = left > 0
+            event.remove(store._database._engine, "before_cursor_execute", restart)
+            assert (result, tables(store)) == expected, f"restarted before statement {at}"
+        if is_over:
+            break
+    assert at > 3
+
+
+class Cut:
+    """Passes bytes to a server until a commit was passed on; its answer is lost with the connection."""
+
+    def __init__(self, port: int) -> None:
+        self.is_armed = False
+        self.was_cut = threading.Event()
+        self._port = port
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._pass, args=(client,), daemon=True).start()
+
+    def _pass(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
+            while True:
+                for ready in select.select([client, server], [], [])[0]:
+                    data = ready.recv(65536)
+                    if not data:
+                        return
+                    (server if ready is client else client).sendall(data)
+                    if self.is_armed and ready is client and b"COMMIT" in data.upper():
+                        self.is_armed = False
+                        server.recv(1)  # it has done it, and says so
+                        self.was_cut.set()
+                        return
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_commit_whose_answer_is_lost_is_not_done_twice(name: str, postgresql: Server) -> None:
+    with begun(postgresql.database()) as (store, token):
+        expected = CALLS[name](store, token), tables(store)
+    cut = Cut(postgresql.port)
+    try:
+        url = postgresql.database()
+        with begun(url.replace(f":{postgresql.port}/", f":{cut.port}/")) as (store, token):
+            cut.is_armed = True
+            result = CALLS[name](store, token)
+            assert cut.was_cut.is_set()
+            assert (result, tables(store)) == expected
+    finally:
+        cut.close()
+
+
+def test_a_server_that_is_away_is_waited_for(postgresql: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with begun(postgresql.database()) as (store, token):
+        postgresql.stop(signal.SIGINT)
+        back = threading.Timer(1.0, postgresql.start)
+        back.start()
+        append(store, 3)
+        back.join()
+        assert claim(store, token) == ["1/2/0/0/", "1/2/0/1/", "2/0/0/0/", "2/0/0/1/"]
+    told = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
+    assert len(told) == 1 and "trying again for 120 s" in told[0]
+
+
+def test_a_server_that_stays_away_is_an_error_that_names_it(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PATIENCE_S", 0.5)
+    with begun(postgresql.database()) as (store, _):
+        postgresql.stop()
+        try:
+            with pytest.raises(StoreError, match=r"E5212.*postgresql://trinity@127\.0\.0\.1.*cannot be reached"):
+                append(store, 3)
+        finally:
+            postgresql.start()
+        append(store, 3)
+
+
+def test_a_server_that_never_was_there_is_an_error_at_once() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"postgresql://someone:secret@127.0.0.1:{nobody.getsockname()[1]}/experiences"
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="E5212.*look at host, port, user and password") as caught:
+            ExperienceStore(url).open()
+        assert time.monotonic() - began < database.PATIENCE_S / 2 and "secret" not in str(caught.value)
+
+
+def test_several_explorers_and_a_trainer_at_once_keep_every_rollout_whole(postgresql: Server) -> None:
+    url, steps, tasks = postgresql.database(), 8, 150
+    with begun(url):
+        pass
+
+    def explore(producer: str, first: int) -> None:
+        with ExperienceStore(url) as store:
+            for step in range(1, steps + 1):
+                batch = [experience(first + step, task, turn=turn) for task in range(tasks) for turn in range(3)]
+                store.append(BUFFER, batch, run=RUN, producer=producer, explore_step=step)
+            store.close_producer(BUFFER, producer, run=RUN)
+
+    with ExperienceStore(url) as store, ThreadPoolExecutor(2) as threads:
+        for n in (1, 2):
+            store.open_producer(BUFFER, f"explorer{n}", run=RUN)
+        explorers = [threads.submit(explore, f"explorer{n}", 1000 * n) for n in (1, 2)]
+        token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=1)
+        store.commit_step(token, 2, claim(store, token) + claim(store, token))
+        store.close_producer(BUFFER, PRODUCER, run=RUN)
+        trained, step = [], 2
+        while not (batch := store.read_batch(token, 70, timeout_s=60)).is_closed:
+            step += 1
+            rollouts = [uid.rsplit("/", 2)[0] for uid in uids(batch.experiences)]
+            assert all(rollouts.count(each) == 3 for each in rollouts), "a rollout was claimed in parts"
+            store.commit_step(token, step, uids(batch.experiences))
+            trained += uids(batch.experiences)
+        assert len(trained) == len(set(trained)) == 2 * steps * tasks * 3
+        assert store.counts(BUFFER, RUN)["trained"] == len(trained) + 12
+        for each in explorers:
+            each.result()
