@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 from transformers import PreTrainedTokenizerFast
 
@@ -16,14 +17,21 @@ from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
+from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.config.storage import StorageConfig
 from trinity.common.errors import CheckpointError, DataError
 from trinity.common.experience import EID, Experience
-from trinity.common.schema.sql_schema import Base, SFTDataModel
-from trinity.preflight.data import check_table
+from trinity.common.schema.sql_schema import Base, SFTDataModel, TaskModel
+from trinity.common.workflows import Task
+from trinity.preflight.data import check_taskset
 
 MESSAGES = {"prompt_type": "messages", "messages_key": "message_list"}
 TEXTS = {"prompt_key": "question", "response_key": "answer"}
+
+
+def engine_of(url: str) -> Engine:
+    return create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +226,9 @@ def test_what_is_no_table_of_demonstrations_is_said_by_run_and_by_validate(
     with pytest.raises(DataError, match=message) as caught:
         reader_of(url, tokenizer, schema, columns=MESSAGES)
     assert caught.value.code == code
-    config = ExperienceBufferConfig(name="experts", path=url, format=MESSAGES if schema == "sft" else {})
-    (finding,) = check_table(config, "here", schema=schema)
+    columns = MESSAGES if schema == "sft" else {}
+    config = ExperienceBufferConfig(name="experts", storage_type="sql", path=url, format=columns)
+    (finding,) = check_taskset(config, "here", schema=schema)
     assert (finding.code, finding.key) == (code, "here.path") and finding.message.startswith("here: ")
     assert file.exists() == (made != "nothing"), "looking makes no database"
 
@@ -231,3 +240,57 @@ def test_a_reader_by_configuration_reads_a_table_of_conversations(
     url = write_conversations(tmp_path / "sft.db", 2)
     config = ExperienceBufferConfig(name="experts", storage_type="sql", path=url, format=MESSAGES, schema_type="sft")
     assert len(get_buffer_reader(config, tokenizer=tokenizer).read(2)) == 2
+
+
+def task_reader(url: str, **more: Any) -> TaskReader:
+    storage = {"name": "gsm8k", "storage_type": "sql", "schema_type": "task", "path": url, "format": TEXTS}
+    config = StorageConfig(**storage | {"default_workflow_type": "math_workflow"} | more.pop("keys", {}))
+    found = get_buffer_reader(config, batch_size=2, **more)
+    assert isinstance(found, TaskReader)
+    return found
+
+
+def questions(tasks: list[Task]) -> list[str]:
+    return [task.raw_task["question"] for task in tasks]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "task"])
+def test_tasks_of_a_table_are_read_in_order_and_continued_exactly(store_url: str, name: str) -> None:
+    """Of a table of the taskset's name, or of the one that is called `task`, on both databases."""
+    engine = engine_of(store_url)
+    with engine.begin() as connection:
+        connection.execute(text(f"create table {name} (number integer primary key, question text, answer text)"))
+        for number in (3, 1, 4, 2):
+            values = {"n": number, "q": f"{number}+1=", "a": str(number + 1)}
+            connection.execute(text(f"insert into {name} values (:n, :q, :a)"), values)
+    more: Any = {"total_epochs": 3, "keys": {"data_selector": {"selector_type": "shuffle", "seed": 5}}}
+    reader = task_reader(store_url)
+    assert questions(reader.read()) == ["1+1=", "2+1="] and reader.read()[1].truth == "5"
+    whole = task_reader(store_url, **copy.deepcopy(more))
+    order = [questions(whole.read()) for _ in range(6)]
+    assert sorted(order[0] + order[1]) == ["1+1=", "2+1=", "3+1=", "4+1="] and whole.read() == []
+    begun = task_reader(store_url, **copy.deepcopy(more))
+    for _ in range(3):
+        begun.read()
+    resumed = task_reader(store_url, **copy.deepcopy(more))
+    resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+    assert [questions(resumed.read()) for _ in range(3)] == order[3:]
+    with engine.begin() as connection:
+        connection.execute(text(f"delete from {name} where number = 2"))
+    with pytest.raises(CheckpointError, match="E7005.*taskset 'gsm8k' changed since the checkpoint"):
+        task_reader(store_url, **copy.deepcopy(more)).load_state_dict(begun.state_dict())
+    engine.dispose()
+
+
+def test_the_column_raw_task_holds_whole_tasks_and_bad_ones_are_set_aside(store_url: str) -> None:
+    engine = engine_of(store_url)
+    Base.metadata.create_all(engine, tables=[TaskModel.__table__])
+    with Session(engine) as session:
+        session.add(TaskModel(raw_task={"question": "1+1=", "answer": "2"}))
+        session.add(TaskModel(raw_task=[1, 2]))  # type: ignore[arg-type]
+        session.add_all(TaskModel(raw_task={"question": f"{a}+2=", "answer": str(a + 2)}) for a in range(3))
+        session.commit()
+    reader = task_reader(store_url, max_bad_row_ratio=0.5)
+    assert [questions(reader.read()) for _ in range(2)] == [["1+1=", "0+2="], ["1+2=", "2+2="]]
+    assert [(row.line, row.key, row.reason) for row in reader.quarantined] == [(2, "raw_task", "must be a JSON object")]
+    engine.dispose()

@@ -1,4 +1,4 @@
-"""Database tables as datasets of conversations or experiences.
+"""Database tables as datasets of tasks, conversations or experiences.
 
 Nothing here imports torch, so that `trinity validate` can read the tables; nothing is written.
 """
@@ -14,12 +14,14 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.dataset import ListTable
-from trinity.buffer.rows import DataRow
+from trinity.buffer.rows import BadRow, DataRow
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.utils.log import redact
+from trinity.utils.nested import as_written
 from trinity.utils.packages import install_hint, postgresql_driver
 
-CONVERSATIONS, EXPERIENCES = "sft", "experience"
+TASKS, CONVERSATIONS, EXPERIENCES = "task", "sft", "experience"
+RAW_TASK = "raw_task"
 _LOG = table(EXPERIENCES, *map(column, ("id", "uid", "buffer", "experience_bytes")))
 _MAX_SHOWN = 10
 
@@ -31,7 +33,7 @@ class SQLTable(ListTable):
         rows: in that order.
     """
 
-    def __init__(self, rows: Sequence[DataRow]) -> None:
+    def __init__(self, rows: Sequence[DataRow | BadRow]) -> None:
         super().__init__(rows)
 
     def first(self, number: int) -> Self:
@@ -80,9 +82,10 @@ def load_sql_table(url: str | None, *, name: str, schema: str) -> SQLTable:
 
     Args:
         url: SQLAlchemy URL.
-        name: of the buffer. Conversations are the table of that name, else the table `sft`; experiences are the rows
-            of that buffer in the table `experience`, whichever run stored them.
-        schema: `sft` or `experience`.
+        name: of the buffer. Tasks are the table of that name, else the table `task`; conversations that table, else
+            the table `sft`; experiences are the rows of that buffer in the table `experience`, whichever run stored
+            them. A column `raw_task` of a table of tasks holds the whole task as a JSON object.
+        schema: `task`, `sft` or `experience`.
 
     Raises:
         DataError: no such database, or one that cannot be read (E4001), no rows (E4002), no such table or buffer
@@ -97,7 +100,7 @@ def load_sql_table(url: str | None, *, name: str, schema: str) -> SQLTable:
         inspector = inspect(engine)
         if schema == EXPERIENCES:
             return _experiences(engine, inspector, name=name, shown=shown)
-        return _conversations(engine, inspector, name=name, shown=shown)
+        return _rows(engine, inspector, name=name, shown=shown, schema=schema)
     except SQLAlchemyError as error:
         raise _unreadable(shown, error) from error
 
@@ -143,13 +146,13 @@ def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str)
     return ExperienceTable(rows, engine)
 
 
-def _conversations(engine: Engine, inspector: Inspector, *, name: str, shown: str) -> SQLTable:
+def _rows(engine: Engine, inspector: Inspector, *, name: str, shown: str, schema: str) -> SQLTable:
     known = inspector.get_table_names()
-    chosen = next((each for each in (name, CONVERSATIONS) if each in known), None)
+    chosen = next((each for each in (name, schema) if each in known), None)
     if chosen is None:
-        is_log = EXPERIENCES in known
+        is_log = EXPERIENCES in known and schema == CONVERSATIONS
         hint = f"; write `schema_type: {EXPERIENCES}` for the experiences of a run" if is_log else ""
-        text = f"{shown} has neither a table `{name}` nor a table `{CONVERSATIONS}`; it has: {_listed(known)}"
+        text = f"{shown} has neither a table `{name}` nor a table `{schema}`; it has: {_listed(known)}"
         raise DataError(f"{text}{hint}", code="E4061")
     names = [each["name"] for each in inspector.get_columns(chosen) if not isinstance(each["type"], LargeBinary)]
     key = inspector.get_pk_constraint(chosen)["constrained_columns"]
@@ -165,7 +168,16 @@ def _conversations(engine: Engine, inspector: Inspector, *, name: str, shown: st
     if not found:
         raise DataError(f"table `{chosen}` of {shown} has no rows", code="E4002")
     place = f"{shown}, table {chosen}"
-    return SQLTable([DataRow(place, number, dict(zip(names, row, strict=True))) for number, row in enumerate(found, 1)])
+    rows = [DataRow(place, number, dict(zip(names, row, strict=True))) for number, row in enumerate(found, 1)]
+    return SQLTable([_task(row) for row in rows] if schema == TASKS and RAW_TASK in names else rows)
+
+
+def _task(row: DataRow) -> DataRow | BadRow:
+    """Return the row that the column `raw_task` holds."""
+    values = as_written(row.values[RAW_TASK])
+    if not isinstance(values, dict):
+        return BadRow(row.file, row.line, RAW_TASK, "must be a JSON object")
+    return DataRow(row.file, row.line, values)
 
 
 def _if_conversations(inspector: Inspector, name: str) -> str:

@@ -167,9 +167,9 @@ class TaskReader:
         config = self.config
         try:
             if config.storage_type == "sql":
-                from trinity.buffer.sql_tasks import load_sql_tasks
+                from trinity.buffer.sql_tables import TASKS, load_sql_table
 
-                return load_sql_tasks(str(config.path))
+                return load_sql_table(config.path, name=config.name, schema=TASKS)
             return load_table(config.path, split=config.split, subset_name=config.subset_name)
         except DataError as error:
             raise DataError(f"taskset {config.name!r}: {error.args[0]}", code=error.code) from error

@@ -51,7 +51,7 @@ def check_tables(config: Config, *, written: Collection[str]) -> Iterator[Findin
         return
     for name, buffer in config.buffer.trainer_input.auxiliary_buffers.items():
         if buffer.storage_type == "sql" and buffer.schema_type is not None and buffer.path not in written:
-            yield from check_table(buffer, str(AUXILIARY[name]), schema=buffer.schema_type)
+            yield from check_taskset(buffer, str(AUXILIARY[name]), schema=buffer.schema_type)
 
 
 def tasksets(config: Config) -> dict[str, TasksetConfig]:
@@ -87,7 +87,7 @@ def check_taskset(
     needs_truth: bool = False,
     schema: str | None = None,
 ) -> list[Finding]:
-    """Return the problems of a dataset, from its first 50 rows.
+    """Return the problems of a dataset or table, from its first 50 rows.
 
     A hub id and a folder written by `save_to_disk` are accepted unseen.
 
@@ -96,44 +96,34 @@ def check_taskset(
         where: the key of its section.
         needs_prompt: the workflow reads the prompt's column.
         needs_truth: the reward function reads the response's column.
-        schema: kind of training that reads the rows, `sft`, `dpo` or `cpt`; None for tasks.
+        schema: kind of training that reads the rows, `sft`, `dpo`, `cpt` or `experience`; None for tasks.
     """
-    path, split, fmt = source.path, source.split, source.format
-    if not path:
-        return [_finding("E4001", where, "path is not set; give a file, a folder or a hub id")]
+    fmt = source.format
+    if not source.path:
+        return [_finding("E4001", where, "path is not set; give a file, a folder, a hub id or a database")]
     try:
-        files = data_files(path, split=split, subset_name=source.subset_name)
-        rows = list(itertools.islice(itertools.chain.from_iterable(map(read_rows, files)), MAX_ROWS))
-    except DataError as error:
+        rows = _first_rows(source, schema=schema)
+    except (DataError, EnvironmentProblem) as error:
         return [_finding(error.code, where, error.args[0])]
-    if not files:
+    if rows is None:
         return []
     if not rows:
-        return [_finding("E4002", where, f"{path} has no rows in split {split!r}")]
+        return [_finding("E4002", where, f"{source.path} has no rows in split {source.split!r}")]
     if schema is not None:
         return _check_rows(rows, fmt, where=where, needs=set(SCHEMAS[schema].needed), schema=schema)
     needs = {"prompt_key", "messages_key"} if needs_prompt else set()
     return _check_rows(rows, fmt, where=where, needs=needs | ({"response_key"} if needs_truth else set()))
 
 
-def check_table(buffer: ExperienceBufferConfig, where: str, *, schema: str) -> list[Finding]:
-    """Return the problems of a buffer in a database.
+def _first_rows(source: TasksetConfig | ExperienceBufferConfig, *, schema: str | None) -> list[DataRow | BadRow] | None:
+    """Return the first 50 rows; None where they cannot be looked at yet."""
+    if source.storage_type == "sql":
+        from trinity.buffer.sql_tables import TASKS, load_sql_table
 
-    Only its first 50 rows are read.
-
-    Args:
-        buffer: its name, the URL of the database, and the names of the columns.
-        where: the key of its section.
-        schema: `sft` or `experience`.
-    """
-    from trinity.buffer.sql_tables import load_sql_table
-
-    try:
-        table = load_sql_table(buffer.path, name=buffer.name, schema=schema)
-    except (DataError, EnvironmentProblem) as error:
-        return [_finding(error.code, where, error.args[0])]
-    rows = [table.row(number) for number in range(min(len(table), MAX_ROWS))]
-    return _check_rows(list(rows), buffer.format, where=where, needs=set(SCHEMAS[schema].needed), schema=schema)
+        table = load_sql_table(source.path, name=source.name, schema=schema or TASKS)
+        return [*table.bad, *(table.row(number) for number in range(min(len(table), MAX_ROWS)))]
+    files = data_files(str(source.path), split=source.split, subset_name=source.subset_name)
+    return list(itertools.islice(itertools.chain.from_iterable(map(read_rows, files)), MAX_ROWS)) if files else None
 
 
 def _check_rows(

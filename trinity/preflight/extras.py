@@ -33,16 +33,26 @@ def _needed(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, st
     yield from _of_tasksets(config, catalogue)
     if config.cluster.runtime == "ray":
         yield str(KEYS.cluster.runtime), "ray", install_hint("ray"), f"{KEYS.cluster.runtime}=local"
-    buffer = config.buffer.trainer_input.experience_buffer
-    driver = postgresql_driver(buffer.path) if buffer is not None and buffer.path else None
-    if driver is not None and buffer is not None and buffer.storage_type != "file":
-        path = str(EXPERIENCES.path)
-        yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experience.db"
-    for name, queue in config.buffer.trainer_input.auxiliary_buffers.items():
-        driver = postgresql_driver(queue.path or "")
-        if driver is not None and queue.storage_type == "queue":
-            path = str(AUXILIARY[name].path)
-            yield path, driver, install_hint("postgres"), f"{path}=sqlite:///experts.db"
+    yield from _of_databases(config)
+
+
+def _of_databases(config: Config) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the drivers of experience stores.
+
+    Those of rows that are read from a database are found missing when the first ones are looked at.
+    """
+    buffers = config.buffer.trainer_input
+    buffer = buffers.experience_buffer
+    places = [(str(EXPERIENCES.path), buffer.path)] if buffer is not None and buffer.storage_type != "file" else []
+    places += [
+        (str(AUXILIARY[name].path), each.path)
+        for name, each in buffers.auxiliary_buffers.items()
+        if each.storage_type == "queue"
+    ]
+    for path, url in places:
+        driver = postgresql_driver(url or "")
+        if driver is not None:
+            yield path, driver, install_hint("postgres"), f"{path}=sqlite:///data.db"
 
 
 def _of_tasksets(config: Config, catalogue: Catalogue) -> Iterator[tuple[str, str, str, str]]:

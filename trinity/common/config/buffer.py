@@ -25,6 +25,7 @@ from trinity.common.config.base import (
     Section,
     key,
     only,
+    refused,
     section,
 )
 from trinity.common.config.model import TopK, TopP
@@ -105,6 +106,7 @@ class DataSelectorConfig(Section):
 RETRIES = Idle(
     None, "a call of the database waits for other processes by itself, and what then fails ends the run", is_any=True
 )
+OF_FILES = IdleWith("storage_type", but=("file",))
 PROGRESS = Idle(True, "progress is in the log and in metrics.jsonl")
 
 
@@ -113,11 +115,21 @@ class TasksetConfig(Section):
 
     name: BufferName = key("taskset", "Name of the taskset; unique in the run.", GUIDE)
     storage_type: StorageName = key(
-        "file", "file: jsonl, parquet or a Hugging Face dataset; sql: a table.", GUIDE, support=only("file")
+        "file",
+        "file: jsonl, parquet or a Hugging Face dataset; sql: the table of this name, else the table `task`.",
+        GUIDE,
+        support=refused(
+            "sql",
+            why="the tasks of a run are read in an order of its own, in every epoch again, and what is taken from a "
+            "queue is gone",
+            instead="write `storage_type: sql` for a table of tasks, or `file`",
+        ),
     )
     path: str | None = key(None, "Folder, file, hub id or database of the tasks.", GUIDE)
-    split: str = key("train", "Split of the dataset.", GUIDE)
-    subset_name: str | None = key(None, "Subset of the dataset (`name` of datasets.load_dataset).", GUIDE)
+    split: str = key("train", "Split of the dataset.", GUIDE, idle_with=(OF_FILES,))
+    subset_name: str | None = key(
+        None, "Subset of the dataset (`name` of datasets.load_dataset).", GUIDE, idle_with=(OF_FILES,)
+    )
     format: FormatConfig = section(FormatConfig, "Columns of the dataset.")
     rollout_args: GenerationConfig = section(GenerationConfig, "Sampling of the rollouts.")
     workflow_args: Args = key({}, "Arguments handed to the workflow.", GUIDE)

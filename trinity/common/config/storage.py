@@ -57,12 +57,13 @@ class StorageConfig:
     def section(self) -> TasksetConfig | ExperienceBufferConfig:
         """Return the section that these values describe.
 
-        A file without a schema, or of the schema `task`, is a taskset; all else is an experience buffer.
+        A file without a schema, and what has the schema `task`, is a taskset; all else is an experience buffer.
 
         Raises:
             pydantic.ValidationError: a value is not of its field's type.
         """
-        if self.storage_type == "file" and self.schema_type in OF_TASKS:
+        is_table = self.storage_type == "sql" and self.schema_type == "task"
+        if is_table or (self.storage_type == "file" and self.schema_type in OF_TASKS):
             return TasksetConfig.model_validate(self._values(TasksetConfig))
         return self.buffer_section()
 

@@ -10,6 +10,7 @@ from trinity.common.config.following import note_idle, set_from
 from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
+from trinity.common.config.rules.databases import absolute_url, is_database
 from trinity.common.config.rules.registered import Chosen, check_name, check_selector, resolve_arguments
 from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
 from trinity.common.constants import BENCH, TRAINER
@@ -144,25 +145,6 @@ def _resolve_output_file(resolution: Resolution) -> None:
     if file.suffix.lower() not in _BACKUP_SUFFIXES:
         file /= f"{resolution.get(EXPERIENCES.name)}.jsonl"
     resolution.derive(EXPERIENCES.backup_path, str(file), "what the explorer writes")
-
-
-def absolute_url(path: str, cwd: Path) -> str:
-    """Return a database URL; make the path of a SQLite file absolute."""
-    if "://" not in path:
-        return f"sqlite:///{os.path.normpath(cwd / Path(path).expanduser())}"
-    scheme, _, rest = path.partition("://")
-    if not scheme.startswith("sqlite") or rest in ("", "/", "/:memory:"):
-        return path
-    file, mark, query = rest[1:].partition("?")
-    return f"{scheme}:///{os.path.normpath(cwd / file)}{mark}{query}"
-
-
-def is_database(url: str) -> bool:
-    """Return whether a URL names a usable database: SQLite file or PostgreSQL."""
-    scheme, _, rest = url.partition("://")
-    backend = scheme.partition("+")[0]
-    file = rest[1:].partition("?")[0]
-    return backend == "postgresql" or (backend == "sqlite" and file not in ("", ":memory:") and file[:5] != "file:")
 
 
 def _absolute(resolution: Resolution, path: str) -> Path:

@@ -15,7 +15,7 @@ from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import num_workers
 from trinity.common.config.row_schemas import auxiliary_schemas
 from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
-from trinity.common.config.rules.buffers import absolute_url, is_database
+from trinity.common.config.rules.databases import resolve_database
 from trinity.common.config.rules.ranks import is_world_known
 from trinity.common.config.rules.registered import check_selector
 from trinity.common.config.rules.tasksets import check_format, resolve_format
@@ -24,7 +24,6 @@ STRATEGY = KEYS.algorithm.sample_strategy
 LOSS = KEYS.algorithm.policy_loss_fn
 ARGS = args_of(STRATEGY)
 _NAME = re.compile(r"[A-Za-z0-9_+-]{1,120}")
-_DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 
 
 def check_sampling(resolution: Resolution) -> None:
@@ -209,29 +208,13 @@ def _resolve_auxiliary(resolution: Resolution, name: str, index: int) -> None:
             else "write `path: sqlite:///experts.db`",
         )
     elif kind != "file":
-        _resolve_database(resolution, key)
+        resolve_database(resolution, key.path)
     note_idle(resolution, key)
     _resolve_schema(resolution, key, kind)
     check_selector(resolution, key.data_selector)
     set_from(resolution, key.index, index, "place among the auxiliary buffers")
     set_from(resolution, key.batch_size, num_experts(resolution), "expert rows of a training batch")
     set_from(resolution, key.tokenizer_path, resolution.config.model.model_path, KEYS.model.model_path)
-
-
-def _resolve_database(resolution: Resolution, key: Key[ExperienceBufferConfig]) -> None:
-    """Make the path of a buffer in a database an absolute URL."""
-    path = str(resolution.get(key.path))
-    url = absolute_url(path, resolution.cwd)
-    if is_database(url) and not path.lower().endswith(_DATA_SUFFIXES):
-        resolution.derive(key.path, url, "a relative database is relative to the working directory")
-        return
-    resolution.problem(
-        "E1829",
-        key.path,
-        f"`{key.path}` is no database",
-        rule="sqlite:///<file> or postgresql://user@host/database",
-        suggestion="write `path: sqlite:///experts.db`, or `storage_type: file` for data files",
-    )
 
 
 def _resolve_schema(resolution: Resolution, key: Key[ExperienceBufferConfig], kind: str) -> None:

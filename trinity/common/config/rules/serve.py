@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.keys import KEYS, ROLLOUT_MODEL
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.rules.buffers import absolute_url, is_database
+from trinity.common.config.rules.databases import absolute_url, is_database
 from trinity.common.config.rules.tasksets import tasksets
 
 INPUT = KEYS.buffer.explorer_input

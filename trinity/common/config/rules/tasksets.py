@@ -9,6 +9,7 @@ from trinity.common.config.following import join_older_names, set_from
 from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.row_schemas import MULTI_TURN, SCHEMAS
+from trinity.common.config.rules.databases import resolve_database
 from trinity.common.config.rules.registered import Chosen, check_arguments, check_name, check_selector
 from trinity.common.config.rules.rewards import has_reward_model
 
@@ -66,6 +67,8 @@ def _resolve_taskset(resolution: Resolution, key: Key[TasksetConfig], index: int
         resolution.derive(key.name, f"eval_taskset_{path_of(key)[-1]}", "place in eval_tasksets")
     if not resolution.get(key.path):
         resolution.problem("E1827", key.path, f"`{key.path}` is missing", suggestion="write where the tasks are")
+    elif resolution.get(key.storage_type) == "sql":
+        resolve_database(resolution, key.path)
     _resolve_repeats(resolution, key, is_eval=is_eval)
     _resolve_workflow(resolution, key, is_eval=is_eval)
     resolve_format(resolution, key.format)
