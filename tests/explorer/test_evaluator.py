@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.explorer.rollouts import Rollouts
-from tests.explorer.scripted import ChecksumReward, Scripted, make
+from tests.explorer.scripted import ChecksumReward, Scripted, experience, make
 from trinity.common.workflows import Task
 from trinity.common.workflows.workflow import SimpleWorkflow
+from trinity.explorer.answers import AnswerFiles
 from trinity.explorer.evaluator import EvalTaskset, Evaluator, eval_metrics, subset_sizes
+from trinity.explorer.outcome import BatchResult, Completed, RolloutResult
 
 
 @pytest.mark.parametrize(
@@ -108,3 +113,67 @@ def test_an_evaluation_counts_what_it_lost(rollouts: Rollouts) -> None:
     assert metrics["eval/held_out/dropped_group_count"] == 2
     assert (metrics["eval/held_out/failed_run_count"], metrics["eval/held_out/rejected_run_count"]) == (2, 2)
     assert metrics["time/eval"] > 0
+
+
+def answers_of(folder: Path, limit: int = 1 << 20) -> AnswerFiles:
+    return AnswerFiles(folder, explorer="one", limit=limit, temperature=0.75)
+
+
+def test_every_answer_of_an_evaluation_is_kept_and_what_became_of_the_others(
+    rollouts: Rollouts, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"workflow": SimpleWorkflow, "repeat_times": 2, "is_eval": True}
+    settings |= {"reward_fn": ChecksumReward, "format_args": {"prompt_key": "q", "response_key": "a"}}
+    tasks = [
+        Task(raw_task={"q": q, "a": f"{q}!"}, index={"index": place}, rollout_args=arguments, **settings)
+        for place, (q, arguments) in enumerate([("1+1=", {"temperature": 0, "max_tokens": 8}), ("2", {})], 4)
+    ]
+    failing = EvalTaskset("failing", [make(Scripted, 1, act=act, reward=0.5) for act in ("raise", "nan")], 1)
+
+    async def scenario() -> None:
+        async with rollouts.scheduler(is_deterministic=True, max_retry_times=0) as scheduler:
+            tasksets = [EvalTaskset("held_out", tasks, 2), failing]
+            evaluator = Evaluator(tasksets, scheduler, answers={"eval": answers_of(tmp_path)})
+            metrics = await evaluator.evaluate(6)
+            found.extend(read(tmp_path / "held_out" / "one_step_6.jsonl"))
+            rewards = [line["reward"] for line in found]
+            assert metrics["eval/held_out/reward/mean@2"] == pytest.approx(sum(rewards) / 4)
+            await evaluator.evaluate(6)
+            await evaluator.evaluate(7, prefix="other")
+
+    found: list[dict[str, Any]] = []
+    asyncio.run(scenario())
+    assert [(line["task"], line["run"], line["turn"]) for line in found] == [(4, 0, 0), (4, 1, 0), (5, 0, 0), (5, 1, 0)]
+    assert [line["temperature"] for line in found] == [0, 0, 0.75, 0.75], "greedy, and sampled as the model says"
+    assert [(line["prompt"], line["truth"]) for line in found[::2]] == [("1+1=", "1+1=!"), ("2", "2!")]
+    assert found[0]["response"] == found[1]["response"] and found[2]["response"] != found[3]["response"]
+    assert all(line["metrics"]["checksum"] == line["reward"] and line["model_version"] == 0 for line in found)
+    assert read(tmp_path / "held_out" / "one_step_6.jsonl") == found, "repeated, it is replaced"
+    lost = read(tmp_path / "failing" / "one_step_6.jsonl")
+    assert [(line["outcome"], line["step"]) for line in lost] == [("Failed", 6), ("Rejected", 6)]
+    assert "reward must be a finite number" in lost[1]["reason"] and len(list(tmp_path.rglob("*.jsonl"))) == 2
+
+
+def test_the_oldest_answers_go_when_there_are_too_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = BatchResult(1, [RolloutResult(0, 0, Completed([experience(response_text="x" * 600)]), 0.1)])
+    files = answers_of(tmp_path, limit=2500)
+    for step in range(1, 7):
+        files.write("held_out", step, [make(Scripted)], result)
+    names = sorted(file.name for file in tmp_path.rglob("*.jsonl"))
+    assert names[-1] == "one_step_6.jsonl" and 1 < len(names) < 5 and names == sorted(names)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.jsonl")) <= 2500
+    assert sum("the oldest files go" in record.getMessage() for record in caplog.records) == 1
+    answers_of(tmp_path, limit=1).write("held_out", 7, [make(Scripted)], result)
+    assert [file.name for file in tmp_path.rglob("*.jsonl")] == ["one_step_7.jsonl"]
+    answers_of(tmp_path / "none", limit=0).write("held_out", 1, [make(Scripted)], result)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_disk_that_refuses_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "held_out").write_text("a file in the way")
+    answers_of(tmp_path).write("held_out", 3, [make(Scripted)], BatchResult(1))
+    assert "the answers of the evaluation after step 3 are not kept" in caplog.text
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]

@@ -25,11 +25,11 @@ from streamlit.testing.v1 import AppTest
 from tests.cli.test_commands import _log_as_before, invoke  # noqa: F401
 from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model
+from trinity.buffer.records import Records, Wanted
 from trinity.common.errors import EnvironmentProblem, ExitCode
 from trinity.common.experience import EID, Experience
 from trinity.common.schema.sql_schema import Base, ExperienceModel
 from trinity.manager.viewer import page, server
-from trinity.manager.viewer.records import Records, Wanted
 from trinity.manager.viewer.settings import ViewerSettings
 from trinity.manager.viewer.shown import token_rows
 

@@ -89,26 +89,25 @@ def open_store(config: Config) -> ExperienceStore:
     buffer = config.buffer.trainer_input.experience_buffer
     own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
     if buffer is None:
-        return ExperienceStore(own, kept_bytes=_kept_bytes(config, is_named=False)).open()
+        return ExperienceStore(own, kept_bytes=kept_bytes(config)).open()
     if buffer.storage_type == "file":
         output = JSONBackup(buffer.backup_path) if buffer.backup_path else None
-        return ExperienceStore(own, backup=output, kept_bytes=_kept_bytes(config, is_named=False)).open()
+        return ExperienceStore(own, backup=output, kept_bytes=kept_bytes(config)).open()
     is_queue = buffer.storage_type != "sql"
     path, backup = _place(buffer, own)
+    keeps_all = config.buffer.keep_payloads is None and (path != own or not is_queue)
     return ExperienceStore(
         path,
-        kept_bytes=_kept_bytes(config, is_named=path != own or not is_queue),
+        kept_bytes=None if keeps_all else kept_bytes(config),
         backup=backup,
         capacity=buffer.capacity if is_queue else None,
         replay=replay_of(config) if is_queue and buffer.replay_buffer.enable else None,
     ).open()
 
 
-def _kept_bytes(config: Config, *, is_named: bool) -> int | None:
-    """Return how much the store keeps of what was trained; None: all."""
+def kept_bytes(config: Config) -> int:
+    """Return how much a run keeps of what nobody needs to continue it."""
     kept = config.buffer.keep_payloads
-    if kept is None and is_named:
-        return None
     return int((DEFAULT_GIB if kept is None else kept) * GIB)
 
 

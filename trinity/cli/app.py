@@ -14,6 +14,7 @@ from trinity.cli.env_check import env_check
 from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
 from trinity.cli.run import run
+from trinity.cli.show import show
 from trinity.cli.try_tasks import try_tasks
 from trinity.cli.validate import validate
 from trinity.cli.view import view
@@ -48,6 +49,7 @@ app.command("try")(try_tasks)
 app.command()(debug)
 app.command("env-check")(env_check)
 app.command()(view)
+app.command()(show)
 app.command()(quickstart)
 app.command()(algorithms)
 app.add_typer(config_app, name="config")

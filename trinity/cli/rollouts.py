@@ -68,13 +68,13 @@ def _lines(rollout: Rollout, words: Mapping[int, str] | None) -> Iterator[str]:
 
 def _turn(experience: Experience, words: Mapping[int, str] | None, *, is_scored: bool) -> Iterator[str]:
     yield f"prompt, {experience.prompt_length} tokens"
-    yield _indented(experience.prompt_text or "")
+    yield indented(experience.prompt_text or "")
     mask = experience.action_mask
     trained = experience.response_length if mask is None else int(mask.sum())
     of_policy = "" if trained == experience.response_length else f", {trained} of them the model's"
     reason = experience.info.get("finish_reason")
     yield f"answer, {experience.response_length} tokens{of_policy}" + (f", ended by {reason}" if reason else "")
-    yield _indented(experience.response_text or "")
+    yield indented(experience.response_text or "")
     if experience.truncate_status:
         yield f"truncated: {TRUNCATED[experience.truncate_status]}"
     if is_scored and experience.reward is not None:
@@ -94,7 +94,7 @@ def _tokens(experience: Experience, words: Mapping[int, str]) -> Iterator[str]:
         yield f"{INDENT}{place:>6} {token:>8}  {said:7}  {logprob:>9}  {words.get(token, '?')!r}"
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
     """Return a text below its title; what a terminal would obey is escaped."""
     safe = "".join(c if c in "\n\t" or c.isprintable() else ascii(c)[1:-1] for c in text)
     return "\n".join(INDENT + line for line in safe.split("\n"))

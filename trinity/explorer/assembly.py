@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.building import build
+from trinity.buffer.buffer import kept_bytes
 from trinity.buffer.operators import build_operators
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.task_reader import TaskReader
+from trinity.common.constants import BENCH
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.advantage_inputs import NeededInputs, input_completer, needed_inputs
+from trinity.explorer.answers import AnswerFiles
 from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.api.limits import EndpointLimits
-from trinity.explorer.evaluator import EvalTaskset, Evaluator
+from trinity.explorer.evaluator import EVAL, EvalTaskset, Evaluator
 from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
@@ -70,11 +73,32 @@ def build_parts(
     """
     needs = needed_inputs(config)
     scheduler = build_scheduler(config, engine, auxiliary=auxiliary, needs=needs, place=place)
-    evaluator = Evaluator(build_eval_tasksets(config), scheduler)
+    evaluator = build_evaluator(config, scheduler)
     pipeline = build_pipeline(config)
     clients = zip(config.explorer.auxiliary_models, scheduler.auxiliary_models, strict=True)
     pipeline.set_auxiliary_model({section.name or i: client for i, (section, client) in enumerate(clients)})
     return ExplorerParts(build_reader(config), scheduler, evaluator, pipeline, needs)
+
+
+def build_evaluator(config: Config, scheduler: Scheduler) -> Evaluator:
+    """Return the evaluator of all evaluation tasksets.
+
+    It keeps the answers in the folders `eval` and `bench` of the job.
+
+    Raises:
+        DataError: a dataset that cannot be used.
+    """
+    own = config.explorer.rollout_model.temperature
+    answers = {
+        folder: AnswerFiles(
+            Path(config.checkpoint_job_dir) / folder,
+            explorer=config.explorer.name,
+            limit=kept_bytes(config),
+            temperature=config.model.temperature if own is None else own,
+        )
+        for folder in (EVAL, BENCH)
+    }
+    return Evaluator(build_eval_tasksets(config), scheduler, answers=answers)
 
 
 def build_scheduler(

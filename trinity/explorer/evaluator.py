@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from trinity.explorer.outcome import BatchResult
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
+    from trinity.explorer.answers import AnswerFiles
     from trinity.explorer.scheduler import Scheduler
 
 logger = get_logger("explorer")
 
+EVAL = "eval"
 NUM_BOOTSTRAP = 1000
 BOOTSTRAP_SEED = 42
 
@@ -99,13 +102,21 @@ class Evaluator:
     Args:
         tasksets: what to evaluate.
         scheduler: runs the tasks.
+        answers: where they are kept, by the first part of the metrics' names; those of others are not.
     """
 
-    def __init__(self, tasksets: Sequence[EvalTaskset], scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        tasksets: Sequence[EvalTaskset],
+        scheduler: Scheduler,
+        *,
+        answers: Mapping[str, AnswerFiles] | None = None,
+    ) -> None:
         self.tasksets = list(tasksets)
         self._scheduler = scheduler
+        self._answers = answers or {}
 
-    async def evaluate(self, step: int, *, prefix: str = "eval", must_complete: bool = False) -> dict[str, float]:
+    async def evaluate(self, step: int, *, prefix: str = EVAL, must_complete: bool = False) -> dict[str, float]:
         """Return the metrics of all tasksets.
 
         A key is `<prefix>/<taskset>/<metric>/<what>`.
@@ -124,6 +135,8 @@ class Evaluator:
             result = await self._scheduler.schedule(taskset.tasks, batch=f"{step}/{taskset.name}")
             if result.results and not result.completed:
                 _tell_failed(taskset.name, result, is_error=must_complete)
+            if prefix in self._answers:
+                await asyncio.to_thread(self._answers[prefix].write, taskset.name, step, taskset.tasks, result)
             metrics |= _metrics(taskset, result, f"{prefix}/{taskset.name}")
         metrics["time/eval"] = time.monotonic() - started
         return metrics

@@ -167,7 +167,7 @@ class BatchResult:
     def reasons(self) -> list[str]:
         """Return why runs did not complete, the most common reason first."""
         runs = [*self.results, *(self.baselines or {}).values()]
-        texts = [text for r in runs if (text := _reason(r.outcome))]
+        texts = [text for r in runs if (text := reason_of(r.outcome))]
         return sorted(set(texts), key=lambda text: (-texts.count(text), text))
 
 
@@ -188,7 +188,8 @@ def joined(parts: Sequence[BatchResult]) -> BatchResult:
     return whole
 
 
-def _reason(outcome: Outcome) -> str:
+def reason_of(outcome: Outcome) -> str:
+    """Return why a run did not complete; empty if it did."""
     match outcome:
         case Failed(error):
             return error

@@ -63,8 +63,7 @@ class BenchSide:
             TrinityError: a model or a dataset cannot be used, or there is nothing to evaluate.
         """
         from trinity.engine.create import create_auxiliary_models, create_inference_model
-        from trinity.explorer.assembly import build_eval_tasksets, build_scheduler, runner_place
-        from trinity.explorer.evaluator import Evaluator
+        from trinity.explorer.assembly import build_evaluator, build_scheduler, runner_place
 
         config, steps = self.config, list(self._steps())
         if not steps:
@@ -89,7 +88,7 @@ class BenchSide:
         self._scheduler = await asyncio.to_thread(
             build_scheduler, config, engine, auxiliary=self._engines[1:], place=place
         )
-        self._evaluator = Evaluator(await asyncio.to_thread(build_eval_tasksets, config), self._scheduler)
+        self._evaluator = await asyncio.to_thread(build_evaluator, config, self._scheduler)
         self._monitor = open_monitor(config, BENCH, self._on_metrics)
         self._monitor.truncate({"lines": 0, "samples": 0})
 

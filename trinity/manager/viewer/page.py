@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import streamlit as st
 
+from trinity.buffer.records import Records, Wanted
 from trinity.common.errors import TrinityError
 from trinity.common.experience import Experience
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED, ExperienceModel
-from trinity.manager.viewer.records import Records, Wanted
 from trinity.manager.viewer.settings import ViewerSettings
 from trinity.manager.viewer.shown import facts, overview, title, token_rows
 

@@ -36,7 +36,7 @@ def serve_viewer(settings: ViewerSettings, *, port: int, say: Callable[[str], No
             f"the viewer needs the package streamlit, which is not installed; run {install_hint('studio')}",
             code="E3301",
         )
-    from trinity.manager.viewer.records import Records
+    from trinity.buffer.records import Records
 
     Records(settings.url).close()
     port = _free_port(port)

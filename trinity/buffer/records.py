@@ -9,19 +9,22 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
-from sqlalchemy import ColumnElement, Engine, create_engine, func, or_, select
+from sqlalchemy import ColumnElement, Engine, create_engine, exists, func, or_, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.orm import Session, load_only
+from sqlalchemy.orm import Session, aliased, load_only
 from sqlalchemy.pool import NullPool
 
+from trinity.buffer.store.tables import StepExperienceModel
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.schema.sql_schema import ExperienceModel
 from trinity.utils.log import redact
 from trinity.utils.packages import install_hint, postgresql_driver
 
+Order = Literal["newest", "worst", "best"]
 _HEAVY = "experience_bytes"
 LARGEST_ID = 2**31 - 1
 
@@ -37,6 +40,8 @@ class Wanted:
         text: part of the prompt or the response; empty: anything.
         least_reward: the smallest reward; None: any, and none.
         most_reward: the largest reward; None: any, and none.
+        run: `project/name`; empty: of all runs.
+        step: a training step that used them; None: any, and none.
     """
 
     buffer: str = ""
@@ -45,12 +50,20 @@ class Wanted:
     text: str = ""
     least_reward: float | None = None
     most_reward: float | None = None
+    run: str = ""
+    step: int | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return what a row has to meet."""
         row, conditions = ExperienceModel, []
         if self.buffer:
             conditions.append(row.buffer == self.buffer)
+        if self.run:
+            conditions.append(row.run == self.run)
+        if self.step is not None:
+            used = aliased(StepExperienceModel)
+            same = [getattr(used, name) == getattr(row, name) for name in ("run", "stage", "buffer", "uid")]
+            conditions.append(exists().where(used.step == self.step, *same))
         if self.states:
             conditions.append(row.state.in_(self.states))
         if self.task:
@@ -90,17 +103,24 @@ class Records:
         with self._session() as session:
             return int(session.scalar(select(func.count(ExperienceModel.id)).where(*wanted.conditions())) or 0)
 
-    def page(self, wanted: Wanted, *, number: int, size: int) -> list[ExperienceModel]:
-        """Return experiences without their payload, the newest first.
+    def page(
+        self, wanted: Wanted, *, number: int, size: int, order: Order = "newest", is_whole: bool = False
+    ) -> list[ExperienceModel]:
+        """Return experiences, in the order that is asked for.
 
         Args:
             wanted: which ones.
             number: of the page, from 0.
             size: experiences on a page.
+            order: which come first; without a reward, last.
+            is_whole: with their payload.
         """
-        newest = select(ExperienceModel).where(*wanted.conditions()).order_by(ExperienceModel.id.desc())
+        row = ExperienceModel
+        by = {"newest": [], "worst": [row.reward.asc().nulls_last()], "best": [row.reward.desc().nulls_last()]}[order]
+        asked = select(row).where(*wanted.conditions()).order_by(*by, row.id.desc())
         with self._session() as session:
-            return list(session.scalars(newest.offset(number * size).limit(size).options(*_LIGHT)))
+            page = asked.offset(number * size).limit(size)
+            return list(session.scalars(page if is_whole else page.options(*_LIGHT)))
 
     def one(self, number: int) -> ExperienceModel | None:
         """Return the experience with this id and its payload, if it is there."""

@@ -1,0 +1,58 @@
+"""`trinity show`: samples of a run, with what they said, on a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity.cli.options import ended_with
+
+if TYPE_CHECKING:
+    from trinity.buffer.records import Order
+
+NUMBER = 8
+
+
+def show(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.")],
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Training step that used them; with --eval the explore step.")
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="Their task, `batch/task`; with --eval its row.")] = "",
+    worst: Annotated[int | None, typer.Option("--worst", min=1, help="As many, with the worst rewards.")] = None,
+    best: Annotated[int | None, typer.Option("--best", min=1, help="As many, with the best rewards.")] = None,
+    number: Annotated[int, typer.Option("-n", min=1, help="As many of the newest.")] = NUMBER,
+    evaluated: Annotated[
+        str | None, typer.Option("--eval", help="Answers to this evaluation taskset; without --step the newest.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")] = None,
+) -> None:
+    """Show samples of a run: prompt, answer, reward, and what became of them."""
+    if worst is not None and best is not None:
+        raise typer.BadParameter("--worst and --best exclude each other; give one", param_hint="--worst")
+    with ended_with():
+        from trinity.launch.samples import Asked, samples_of
+
+        order: Order = "worst" if worst is not None else "best" if best is not None else "newest"
+        asked = Asked(step=step, task=task, number=worst or best or number, order=order, taskset=evaluated)
+        found = samples_of(job, asked, url=url)
+        _print(found)
+
+
+def _print(samples: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from trinity.cli.rollouts import indented
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for sample in samples:
+        texts = {name: sample.pop(name, None) for name in ("prompt", "response", "truth")}
+        console.rule(", ".join(f"{name} {value}" for name, value in sample.items()), style="bold")
+        for name, text in texts.items():
+            if text is not None:
+                console.print(name)
+                console.print(indented(str(text)))
+    console.rule()
+    console.print(f"{len(samples)} samples")

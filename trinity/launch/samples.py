@@ -1,0 +1,143 @@
+"""Samples of a run's folder: trained ones, and answers of evaluations."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trinity.common.errors import ConfigError, DataError
+from trinity.utils.log import REDACTED
+
+if TYPE_CHECKING:
+    from trinity.buffer.records import Order
+    from trinity.common.schema.sql_schema import ExperienceModel
+
+_OF_EVALUATIONS = ("eval", "bench")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which samples of a run are asked for.
+
+    Attributes:
+        step: the training step that used them, or the explore step of an evaluation; None: any.
+        task: `batch/task`, or a row of an evaluation taskset; empty: any.
+        number: how many at most.
+        order: which come first.
+        taskset: of an evaluation; None: what was explored for training.
+    """
+
+    step: int | None = None
+    task: str = ""
+    number: int = 8
+    order: Order = "newest"
+    taskset: str | None = None
+
+
+def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[str, Any]]:
+    """Return samples: prompt, response, reward and what else is known.
+
+    Args:
+        job: folder of a run.
+        asked: which ones.
+        url: of the database; None: the one that the run's `config.yaml` names.
+
+    Raises:
+        ConfigError: it is no folder of a run, or its database is not named (E1922).
+        DataError: there are no such samples (E4070).
+        EnvironmentProblem: the database cannot be read (E3435).
+    """
+    tree = _configuration(job)
+    if asked.taskset is not None:
+        found = _answers(job, asked)
+    else:
+        found = _experiences(url or _database(job, tree), f"{tree.get('project')}/{tree.get('name')}", asked)
+    if not found:
+        wanted = [f"step {asked.step}"] * (asked.step is not None) + [f"task {asked.task}"] * bool(asked.task)
+        raise DataError(f"{job} has no samples of {' and '.join(wanted) or 'this kind'}", code="E4070")
+    return found
+
+
+def _configuration(job: Path) -> dict[str, Any]:
+    file = job / "config.yaml"
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{job} is no folder of a run: {file} cannot be read ({error}); give "
+            "<checkpoint_root_dir>/<project>/<name>[/<stage>]",
+            code="E1922",
+        ) from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def _database(job: Path, tree: dict[str, Any]) -> str:
+    own = job / "buffer" / "experience.db"
+    buffer = (((tree.get("buffer") or {}).get("trainer_input")) or {}).get("experience_buffer") or {}
+    path = str(buffer.get("path") or "")
+    if own.exists() or "://" not in path:
+        return f"sqlite:///{own}"
+    if REDACTED in path:
+        raise ConfigError(f"the password of {path} is hidden in {job / 'config.yaml'}; write --url", code="E1922")
+    return path
+
+
+def _experiences(url: str, run: str, asked: Asked) -> list[dict[str, Any]]:
+    from trinity.buffer.records import Records, Wanted
+
+    records = Records(url)
+    try:
+        wanted = Wanted(run=run, task=asked.task, step=asked.step)
+        rows = records.page(wanted, number=0, size=asked.number, order=asked.order, is_whole=True)
+        return [_sample(row) for row in rows]
+    finally:
+        records.close()
+
+
+def _sample(row: ExperienceModel) -> dict[str, Any]:
+    sample: dict[str, Any] = {"task": row.task_id, "run": row.run_id, "turn": row.msg_id}
+    sample |= {"weights": row.model_version, "reward": row.reward}
+    if row.experience_bytes is not None:
+        experience = row.to_experience()
+        if experience.advantages is not None and experience.advantages.numel():
+            sample["advantage"] = round(float(experience.advantages.mean()), 6)
+        sample |= experience.metrics
+        sample["truncated"] = experience.truncate_status
+    state = row.state if not row.drop_reason else f"{row.state} ({row.drop_reason})"
+    sample["state"] = state if row.trained_step is None else f"{state} in step {row.trained_step}"
+    known = {name: value for name, value in sample.items() if value is not None}
+    return known | {"prompt": row.prompt_text, "response": row.response_text}
+
+
+def _answers(job: Path, asked: Asked) -> list[dict[str, Any]]:
+    files = {
+        (int(match[1]), file)
+        for folder in _OF_EVALUATIONS
+        for file in (job / folder / str(asked.taskset)).glob("*_step_*.jsonl")
+        if (match := re.search(r"_step_(\d+)\.jsonl$", file.name))
+    }
+    if not files:
+        known = sorted({path.name for folder in _OF_EVALUATIONS for path in (job / folder).glob("*") if path.is_dir()})
+        raise DataError(
+            f"{job} has no answers to an evaluation taskset {asked.taskset!r}; it has those to: "
+            f"{', '.join(known) or 'none'}",
+            code="E4070",
+        )
+    step = max(number for number, _ in files) if asked.step is None else asked.step
+    chosen = sorted(file for number, file in files if number == step)
+    lines = [json.loads(line) for file in chosen for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if not asked.task or str(line["task"]) == asked.task]
+    if asked.order != "newest":
+        lines = [line for line in lines if line.get("reward") is not None]
+        lines.sort(key=lambda line: line["reward"], reverse=asked.order == "best")
+    return [_flat(line) for line in lines[: asked.number]]
+
+
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    metrics = line.pop("metrics", None) or {}
+    return {name: value for name, value in (line | metrics).items() if value is not None}
