@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import duckdb
 import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
@@ -115,3 +116,19 @@ def test_a_folder_that_is_no_run_and_a_hidden_password_are_said(job: Path, tmp_p
     (tmp_path / "config.yaml").write_text(text.replace(path, "postgresql://me:***@host/d"))
     assert "hidden" in shown(tmp_path, status=2)
     assert titles(shown(tmp_path, "--url", path)) == titles(shown(job))
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_experiences_of_a_run_are_exported(job: Path, tmp_path: Path, form: str) -> None:
+    file = tmp_path / f"out.{form}"
+    done = CliRunner().invoke(app, ["export", "experience", str(job), "--to", form, "-o", str(file)])
+    assert done.exit_code == 0 and "experiences" in done.output and "without tokens" not in done.output, done.output
+    with sqlite3.connect(job / "buffer" / "experience.db") as database:
+        trained = dict(database.execute("select trained_step, avg(reward) from experience group by 1"))
+    reader = "read_parquet" if form == "parquet" else "read_json"
+    query = f"select trained_step, avg(reward), min(len(tokens)) from {reader}('{file}') group by 1"
+    found = {step: mean for step, mean, least in duckdb.sql(query).fetchall() if least > 2}
+    assert found == pytest.approx(trained)
+    again = CliRunner().invoke(app, ["export", "experience", str(job), "--to", form, "-o", str(file)])
+    assert again.exit_code == 3 and "exists already" in again.output
+    assert CliRunner().invoke(app, ["export", "experience"]).exit_code == 2

@@ -122,6 +122,19 @@ class Records:
             page = asked.offset(number * size).limit(size)
             return list(session.scalars(page if is_whole else page.options(*_LIGHT)))
 
+    def after(self, wanted: Wanted, last: int, *, size: int) -> list[ExperienceModel]:
+        """Return experiences and their payloads in the order of the log.
+
+        Args:
+            wanted: which ones.
+            last: they have larger ids; 0: from the first.
+            size: how many at most.
+        """
+        row = ExperienceModel
+        with self._session() as session:
+            found = select(row).where(row.id > last, *wanted.conditions()).order_by(row.id).limit(size)
+            return list(session.scalars(found))
+
     def one(self, number: int) -> ExperienceModel | None:
         """Return the experience with this id and its payload, if it is there."""
         if number > LARGEST_ID:

@@ -11,6 +11,7 @@ from trinity.cli.algorithms import algorithms
 from trinity.cli.config import config_app
 from trinity.cli.debug import debug
 from trinity.cli.env_check import env_check
+from trinity.cli.export import export_app
 from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
 from trinity.cli.run import run
@@ -53,4 +54,5 @@ app.command()(show)
 app.command()(quickstart)
 app.command()(algorithms)
 app.add_typer(config_app, name="config")
+app.add_typer(export_app, name="export")
 add_later_commands(app)

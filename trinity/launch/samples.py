@@ -52,15 +52,26 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
         DataError: there are no such samples (E4070).
         EnvironmentProblem: the database cannot be read (E3435).
     """
-    tree = _configuration(job)
-    if asked.taskset is not None:
-        found = _answers(job, asked)
-    else:
-        found = _experiences(url or _database(job, tree), f"{tree.get('project')}/{tree.get('name')}", asked)
+    place, run = place_of(job, url=url)
+    found = _experiences(place, run, asked) if asked.taskset is None else _answers(job, asked)
     if not found:
         wanted = [f"step {asked.step}"] * (asked.step is not None) + [f"task {asked.task}"] * bool(asked.task)
         raise DataError(f"{job} has no samples of {' and '.join(wanted) or 'this kind'}", code="E4070")
     return found
+
+
+def place_of(job: Path, *, url: str | None = None) -> tuple[str, str]:
+    """Return the database of a run's folder, and the name of the run in it.
+
+    Args:
+        job: the folder.
+        url: of the database; None: the one that `config.yaml` names.
+
+    Raises:
+        ConfigError: it is no folder of a run, or its database is not named (E1922).
+    """
+    tree = _configuration(job)
+    return url or _database(job, tree), f"{tree.get('project')}/{tree.get('name')}"
 
 
 def _configuration(job: Path) -> dict[str, Any]:

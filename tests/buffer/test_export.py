@@ -1,0 +1,104 @@
+"""Experiences as parquet and JSON lines, read by another program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import torch
+
+from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN
+from trinity.buffer.export import PAGE, Form, export_experiences
+from trinity.buffer.records import Records, Wanted
+from trinity.buffer.store import ExperienceStore
+from trinity.common.errors import DataError, EnvironmentProblem
+from trinity.common.experience import EID, Experience
+
+NUMBER = PAGE + 40
+
+
+def made(number: int) -> Experience:
+    length = 1 + number % 3
+    return Experience(
+        eid=EID(1, number // 4, number % 4),
+        tokens=torch.arange(number, number + 2 + length),
+        prompt_length=2,
+        logprobs=torch.linspace(-1.0, -0.25, length),
+        advantages=torch.full((length,), number / 8),
+        action_mask=[True] * (length - 1) + [number % 2 == 0],
+        reward=number / 4,
+        metrics={"accuracy": float(number % 2)},
+        info={"model_version": number % 5, "note": 'a "quoted", 变量\n'},
+        prompt_text=f"p{number}\x00 \ud800",
+        response_text=f"答{number}",
+        truncate_status="response_truncated" if number == 3 else None,
+    )
+
+
+@pytest.fixture
+def database(store_url: str) -> str:
+    """A store of more rows than a page; step 1 trained the first four, step 2 the next, and one was pruned."""
+    with ExperienceStore(store_url) as store:
+        store.append(BUFFER, [made(number) for number in range(NUMBER)], run=RUN, producer=PRODUCER, explore_step=1)
+        token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+        for step in (1, 2):
+            store.commit_step(token, step, [each.eid.uid for each in store.claim(token, 4)])
+        store.prune(token, 1)
+    return store_url
+
+
+def written(url: str, file: Path, form: Form, **wanted: Any) -> tuple[int, int]:
+    records = Records(url)
+    try:
+        return export_experiences(records, Wanted(**wanted), file, form=form)
+    finally:
+        records.close()
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_another_program_reads_every_column(database: str, tmp_path: Path, form: Form) -> None:
+    file = tmp_path / "new" / f"all.{form}"
+    assert written(database, file, form) == (NUMBER, 4)
+    known = {each.eid.uid: each for each in map(made, range(NUMBER))}
+    reader = "read_parquet" if form == "parquet" else "read_json"
+    found = duckdb.sql(f"select * from {reader}('{file}') order by id").fetchall()
+    names = [column[0] for column in duckdb.sql(f"describe select * from {reader}('{file}')").fetchall()]
+    rows = [dict(zip(names, row, strict=True)) for row in found]
+    assert {row["uid"] for row in rows} == known.keys()
+    for row in rows:
+        each = known[row["uid"]]
+        assert (row["task_id"], row["run_id"], row["reward"]) == (each.eid.tid, each.eid.run, each.reward)
+        assert row["response_text"] == each.response_text and row["prompt_text"].startswith(f"p{each.tokens[0]}\ufffd")
+        assert row["state"] == ("trained" if row["trained_step"] else "ready") and row["buffer"] == BUFFER
+        if row["trained_step"] == 1:
+            assert row["tokens"] is row["logprobs"] is row["metrics"] is None
+            continue
+        for name in ("tokens", "logprobs", "advantages", "action_mask"):
+            assert row[name] == getattr(each, name).tolist(), name
+        assert each.logprobs is not None and len(row["logprobs"]) == each.response_length
+        assert (row["prompt_length"], row["truncate_status"]) == (2, each.truncate_status)
+        info = row["info"] if isinstance(row["info"], dict) else json.loads(row["info"])
+        assert info == each.info
+    mean = duckdb.sql(
+        f"select trained_step, avg(reward) from {reader}('{file}') where trained_step is not null group by 1 order by 1"
+    )
+    assert mean.fetchall() == [(1, 0.375), (2, 1.375)]
+
+
+def test_only_what_is_asked_for_is_written(database: str, tmp_path: Path) -> None:
+    assert written(database, tmp_path / "two.parquet", "parquet", step=2, run=RUN) == (4, 0)
+    assert written(database, tmp_path / "one.jsonl", "jsonl", task="1/9") == (4, 0)
+    lines = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["uid"] for line in lines] == [f"1/9/{run}/0/" for run in range(4)]
+    assert lines[0]["metrics"] == {"accuracy": 0.0} and lines[0]["info"]["note"] == 'a "quoted", 变量\n'
+    with pytest.raises(DataError, match="E4070"):
+        written(database, tmp_path / "none.parquet", "parquet", buffer="other")
+    with pytest.raises(EnvironmentProblem, match="E3601.*exists already"):
+        written(database, tmp_path / "one.jsonl", "jsonl")
+    (tmp_path / "in_the_way").write_text("")
+    with pytest.raises(EnvironmentProblem, match="E3601.*cannot write"):
+        written(database, tmp_path / "in_the_way" / "f.jsonl", "jsonl")
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
