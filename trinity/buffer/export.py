@@ -1,4 +1,4 @@
-"""The experiences of a database as a file of columns: parquet, or JSON lines."""
+"""The experiences of a database as a file: parquet, or JSON lines."""
 
 from __future__ import annotations
 

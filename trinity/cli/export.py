@@ -26,7 +26,7 @@ def experience(
     buffer: Annotated[str, typer.Option("--buffer", help="Experience buffer; all of them if not given.")] = "",
     step: Annotated[int | None, typer.Option("--step", min=1, help="Training step that used them.")] = None,
 ) -> None:
-    """Write experiences with their tokens, log-probabilities and rewards, one row each."""
+    """Write experiences: texts, tokens, log-probabilities, rewards."""
     if job is None and url is None:
         raise typer.BadParameter("nothing is given to export; name the folder of a run, or --url", param_hint="JOB")
     if to not in ("parquet", "jsonl"):
