@@ -11,10 +11,12 @@ import duckdb
 import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from tests.common.schema.test_sql_schema import FAQ_SCRIPT
 from tests.e2e.short_run import ShortRun
+from tests.e2e.tiny_run import TinyRun
 from trinity.cli.app import app
 from trinity.common.schema.sql_schema import ExperienceModel
 
@@ -132,3 +134,29 @@ def test_experiences_of_a_run_are_exported(job: Path, tmp_path: Path, form: str)
     again = CliRunner().invoke(app, ["export", "experience", str(job), "--to", form, "-o", str(file)])
     assert again.exit_code == 3 and "exists already" in again.output
     assert CliRunner().invoke(app, ["export", "experience"]).exit_code == 2
+
+
+def test_a_preview_shows_trained_samples_on_the_terminal_and_in_the_trackers(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.change(trainer__enable_preview=True)
+    ended = run.finish()
+    assert ended.status == 0, ended.output
+    lines = [json.loads(line) for line in (run.job / "monitor" / "samples.jsonl").read_text().splitlines()]
+    assert [(line["table"], line["step"]) for line in lines] == [
+        ("rollout_examples", step) for step in (1, 1, 1, 2, 2, 2)
+    ]
+    with sqlite3.connect(run.job / "buffer" / "experience.db") as database:
+        stored = "select uid, prompt_text, response_text, reward, trained_step from experience"
+        known = {uid: rest for uid, *rest in database.execute(stored)}
+    events = EventAccumulator(str(run.job / "monitor" / "tensorboard" / "trainer"))
+    events.Reload()
+    tables = events.Tensors("rollout_examples/text_summary")
+    assert [table.step for table in tables] == [1, 2]
+    for line in lines:
+        row, (prompt, response, reward, step) = line["row"], known[line["row"]["id"]]
+        assert (row["prompt"], row["response"], row["reward"], line["step"]) == (prompt, response, reward, step)
+        assert isinstance(row["advantage"], float) and row["model_version"] == step - 1
+        assert f"sample of step {step}: id {row['id']}, reward {reward}" in ended.output
+        table = tables[step - 1].tensor_proto.string_val[0].decode().splitlines()
+        assert table[:2] == ["|id|prompt|response|reward|advantage|model_version|", "|---|---|---|---|---|---|"]
+        assert len(table) == 5 and all(each.count("|") == 7 for each in table)

@@ -5,6 +5,7 @@ Needs neither torch nor tensorflow.
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from pathlib import Path
@@ -55,9 +56,11 @@ class TensorboardMonitor(MonitorBackend):
         self._add(Event(step=step, summary=Summary(value=values)))
 
     def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
-        """Write the table as text."""
+        """Write the table as text, in the Markdown that TensorBoard shows."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        text = experiences_table.to_csv(sep="|", index=False)
+        names = [str(name) for name in experiences_table.columns]
+        lines = [names, ["---"] * len(names), *experiences_table.itertuples(index=False)]
+        text = "\n".join("|".join(["", *map(_cell, line), ""]) for line in lines)
         tensor = TensorProto(
             dtype=DT_STRING,
             string_val=[text.encode()],
@@ -87,3 +90,8 @@ class TensorboardMonitor(MonitorBackend):
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()
         self._writer.add_event(event)
+
+
+def _cell(value: Any) -> str:
+    """Return what a cell of a Markdown table shows as it is."""
+    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")

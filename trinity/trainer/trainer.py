@@ -318,7 +318,14 @@ class Trainer:
         self._metrics, self._pending = metrics | self._pending, {}
         self.monitor.log(self._metrics, step=step)
         if self.config.trainer.enable_preview and shown and self.schedule.is_published(step):
-            self.monitor.log_table("rollout_examples", shown, step=step)
+            self._preview(shown, step)
+
+    def _preview(self, shown: list[dict[str, Any]], step: int) -> None:
+        self.monitor.log_table("rollout_examples", shown, step=step)
+        for row in shown:
+            texts = {name: str(row.pop(name, None)) for name in ("prompt", "response")}
+            facts = ", ".join(f"{name} {value}" for name, value in row.items() if value is not None)
+            logger.info("sample of step %d: %s: %r -> %r", step, facts, texts["prompt"], texts["response"])
 
     def _publishes(self) -> bool:
         if self.config.mode == Mode.BOTH:

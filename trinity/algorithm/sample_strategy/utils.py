@@ -42,9 +42,19 @@ def version_metrics(exps: list[Experience], step: int) -> dict[str, float]:
 
 
 def shown_rows(exps: list[Experience]) -> list[dict[str, Any]]:
-    """Return prompt, response and reward of `exps` for a table of examples."""
+    """Return `exps` as rows of a table of examples.
+
+    The advantage is the mean over the response; None where the trainer computes it of the whole batch.
+    """
     return [
-        {"id": exp.eid.uid, "prompt": exp.prompt_text, "response": exp.response_text, "reward": exp.reward}
+        {
+            "id": exp.eid.uid,
+            "prompt": exp.prompt_text,
+            "response": exp.response_text,
+            "reward": exp.reward,
+            "advantage": None if exp.advantages is None else float(exp.advantages.float().mean()),
+            "model_version": exp.info.get("model_version"),
+        }
         for exp in exps
     ]
 

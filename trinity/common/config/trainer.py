@@ -69,7 +69,12 @@ class TrainerConfig(Section):
     )
     ppo_max_token_len_per_gpu: Count | None = key(None, "", TRINITY, renamed=Renamed("max_token_len_per_gpu", TRINITY))
     ulysses_sequence_parallel_size: Count = key(1, "Devices that share one sequence.", GUIDE)
-    enable_preview: bool = key(False, "Log sampled experiences.", TRINITY, support=only(False))
+    enable_preview: bool = key(
+        False,
+        "Show some trained samples whenever weights are published: on the terminal, in monitor/samples.jsonl, and as "
+        "the table rollout_examples of the monitor.",
+        TRINITY,
+    )
     use_remove_padding: bool = key(True, "Train without padding tokens.", TRINITY, idle=PADDED)
     balance_batch: bool = key(True, "Equal work for all workers.", TRINITY)
     critic_warmup: Natural = key(0, "Steps that train only the critic.", TRINITY)
