@@ -10,6 +10,7 @@ import pytest
 import torch
 import xxhash
 
+from trinity.common import payload
 from trinity.common.errors import DataError
 from trinity.common.experience import EID, CustomField, Experience, Experiences, group_by
 
@@ -52,6 +53,27 @@ def test_what_was_serialised_comes_back() -> None:
         else:
             assert old == new, name
     assert after.serialize() == before.serialize()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("other", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_tensors_of_every_type_and_form_come_back(dtype: torch.dtype, other: torch.dtype) -> None:
+    tensors = {
+        "scalar": torch.ones((), dtype=dtype),
+        "empty": torch.ones((0, 3), dtype=other),
+        "odd": torch.arange(5).to(dtype),
+        "view": torch.arange(12).reshape(3, 4).t()[1:].to(other),
+        "数": torch.arange(7)[::2].to(other),
+    }
+    header, found = payload.decode(payload.encode({"a": 1}, tensors))
+    assert header == {"a": 1} and found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_a_tensor_that_is_not_stored_is_named() -> None:
+    with pytest.raises(DataError, match=r"E5102.*experience\.x must be a tensor of float64, .*got torch\.complex64"):
+        payload.encode({}, {"x": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_views_of_one_tensor_are_stored_apart() -> None:
