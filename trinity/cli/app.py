@@ -9,6 +9,7 @@ import typer
 from trinity import __version__
 from trinity.cli.algorithms import algorithms
 from trinity.cli.config import config_app
+from trinity.cli.data import data_app
 from trinity.cli.debug import debug
 from trinity.cli.env_check import env_check
 from trinity.cli.export import export_app
@@ -54,5 +55,6 @@ app.command()(show)
 app.command()(quickstart)
 app.command()(algorithms)
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
 app.add_typer(export_app, name="export")
 add_later_commands(app)

@@ -13,6 +13,7 @@ from trinity.buffer.data_files import data_files
 from trinity.buffer.rows import DataRow, read_rows
 from trinity.buffer.training_rows import decoded
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.preflight.data import tasksets
 
@@ -24,14 +25,12 @@ MAX_ROWS = 1000
 
 def check_prompts(config: Config) -> Iterator[Finding]:
     """Yield the number of too long prompts of each taskset (W4014)."""
-    model = config.model
-    if model.max_prompt_tokens is None or model.max_model_len is None:
+    longest = prompt_limit(config)
+    if longest is None:
         return
-    is_cut = model.enable_prompt_truncation
-    limit = model.max_prompt_tokens if is_cut else model.max_model_len - 1
-    key, what = ("max_prompt_tokens", "cut, and not trained on") if is_cut else ("max_model_len", "not answered")
+    limit, key, what = longest
     for place, taskset in tasksets(config).items():
-        found = long_prompts(taskset, model=Path(model.model_path).expanduser(), limit=limit)
+        found = long_prompts(taskset, model=Path(config.model.model_path).expanduser(), limit=limit)
         if found is None or not found.num_long:
             continue
         yield Finding(
@@ -39,8 +38,21 @@ def check_prompts(config: Config) -> Iterator[Finding]:
             f"{place}.path",
             f"{found.num_long} of the first {found.num_rows} prompts of `{place}.path` have more than {limit} tokens, "
             f"the longest {found.longest} before the chat template: they are {what}",
-            suggestion=f"raise `model.{key}`, or leave them out",
+            suggestion=f"raise `{key}`, or leave them out",
         )
+
+
+def prompt_limit(config: Config) -> tuple[int, str, str] | None:
+    """Return the longest prompt, its key, and what becomes of others.
+
+    It is None where the lengths are not known.
+    """
+    model = config.model
+    if model.max_prompt_tokens is None or model.max_model_len is None:
+        return None
+    if model.enable_prompt_truncation:
+        return model.max_prompt_tokens, str(KEYS.model.max_prompt_tokens), "cut, and not trained on"
+    return model.max_model_len - 1, str(KEYS.model.max_model_len), "not answered"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ One reader for both: the bodies of a class come from the class (`entry_of`) or, 
 
 from __future__ import annotations
 
+import copy
 import dis
+import functools
 import inspect
 import re
 from abc import ABC
@@ -124,8 +126,11 @@ def declared_args(cls: Any, *, kind: str) -> dict[str, Any]:
         cls: the class; a function, as published rewards may be, declares none.
         kind: name of the registry.
     """
-    if not isinstance(cls, type):
-        return {}
+    return copy.deepcopy(_declared_args(cls, kind)) if isinstance(cls, type) else {}
+
+
+@functools.lru_cache(maxsize=1024)  # asked for every task and every attempt, and a class is read for a millisecond
+def _declared_args(cls: type[Any], kind: str) -> dict[str, Any]:
     bodies = list(_bodies_of(cls, kind=kind, calls=True))
     names = {name for body in bodies for name in _defaults(kind_of(kind), body)}
     names |= {

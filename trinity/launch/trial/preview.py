@@ -1,0 +1,170 @@
+"""What tasksets hold: rendered prompts, lengths, bad rows, duplicates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import xxhash
+
+from trinity.buffer.rows import BadRow
+from trinity.buffer.task_reader import TaskReader
+from trinity.common.config import Config
+from trinity.common.config.problems import Finding
+from trinity.common.errors import TrinityError
+from trinity.common.models.chat_template import chat_text, load_tokenizer
+from trinity.common.workflows.task import Task, read_option
+from trinity.common.workflows.workflow import SimpleWorkflow
+from trinity.preflight.prompts import prompt_limit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BATCH = 1000
+
+
+@dataclass
+class TasksetPreview:
+    """A taskset as the model will see it.
+
+    Attributes:
+        name: of the taskset.
+        is_eval: it is evaluated, not trained on.
+        num_rows: usable rows.
+        bad: rows that are left out, and why.
+        lengths: tokens of each prompt.
+        limit: tokens of the longest prompt, its key, and what becomes of longer ones; None: not known.
+        num_repeated: rows whose prompt an earlier row has.
+        overlaps: prompts that another taskset has, by its name.
+        prompts: the first ones, rendered.
+        is_rendered: texts and lengths are those of what the model is sent first; else of the prompt column, of which
+            the workflow makes its own prompts.
+    """
+
+    name: str
+    is_eval: bool
+    num_rows: int
+    bad: Sequence[BadRow]
+    lengths: list[int] = field(default_factory=list)
+    limit: tuple[int, str, str] | None = None
+    num_repeated: int = 0
+    overlaps: dict[str, int] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+    is_rendered: bool = True
+
+    @property
+    def num_long(self) -> int:
+        """Prompts above the limit."""
+        return 0 if self.limit is None else sum(length > self.limit[0] for length in self.lengths)
+
+    def findings(self) -> list[Finding]:
+        """Return what is unusual: prompts that are there twice."""
+        where = f"taskset {self.name!r}"
+        found = []
+        if self.num_repeated:
+            text = f"{where}: {self.num_repeated} rows repeat the prompt of an earlier row"
+            found.append(Finding("W4040", self.name, text))
+        for other, number in self.overlaps.items():
+            text = f"{where}: {number} prompts are in the taskset {other!r}, too"
+            found.append(Finding("W4040", self.name, text))
+        return found
+
+    def histogram(self, bins: int = 8) -> list[tuple[int, int, int]]:
+        """Return first and last length, and number of prompts, of equal ranges."""
+        if not self.lengths:
+            return []
+        low, high = min(self.lengths), max(self.lengths)
+        width = max(1, -(-(high - low + 1) // bins))
+        counts = Counter((length - low) // width for length in self.lengths)
+        return [(low + width * at, low + width * at + width - 1, counts[at]) for at in range(max(counts) + 1)]
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything in JSON types."""
+        return {
+            "name": self.name,
+            "is_eval": self.is_eval,
+            "num_rows": self.num_rows,
+            "bad_rows": [str(row) for row in self.bad],
+            "num_long": self.num_long,
+            "findings": [f"[{each.code}] {each.message}" for each in self.findings()],
+            "num_repeated": self.num_repeated,
+            "overlaps": self.overlaps,
+            "histogram": [list(each) for each in self.histogram()],
+            "is_rendered": self.is_rendered,
+            "prompts": self.prompts,
+        }
+
+
+def previewed(config: Config, *, num_shown: int) -> list[TasksetPreview]:
+    """Return what the tasksets of a stage hold, the one that is trained first.
+
+    Args:
+        config: of a stage whose process is ready, as `trial_stage` returns it.
+        num_shown: rendered prompts of each.
+
+    Raises:
+        DataError: a dataset cannot be used (E4001 to E4060).
+        EnvironmentProblem: there is no tokenizer, or no chat template (E3102, E3107, E3109).
+    """
+    section = config.buffer.explorer_input
+    trained = [] if section.taskset is None else [section.taskset]
+    tokenizer = load_tokenizer(config.model)
+    previews, known = list[TasksetPreview](), list[set[bytes]]()
+    for taskset in [*trained, *section.eval_tasksets]:
+        reader = TaskReader(taskset, is_eval=taskset not in trained)
+        texts, is_rendered = _texts(reader.tasks(), tokenizer, config)
+        digests = [xxhash.xxh3_128_digest(text.encode("utf-8", "replace")) for text in texts]
+        own = set(digests)
+        previews.append(
+            TasksetPreview(
+                taskset.name,
+                reader.is_eval,
+                len(reader),
+                reader.quarantined,
+                _lengths(texts, tokenizer),
+                prompt_limit(config),
+                len(digests) - len(own),
+                {other.name: len(own & seen) for other, seen in zip(previews, known, strict=True) if own & seen},
+                texts[:num_shown],
+                is_rendered,
+            )
+        )
+        known.append(own)
+    return previews
+
+
+def _texts(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase, config: Config) -> tuple[list[str], bool]:
+    """Return the prompts as texts, and whether they are those of the model."""
+    texts, is_rendered, workflow = list[str](), True, None
+    for task in tasks:
+        if not (isinstance(task.workflow, type) and issubclass(task.workflow, SimpleWorkflow)):
+            texts.append(str(task.task_desc if task.task_desc is not None else task.raw_task))
+            is_rendered = False
+            continue
+        try:
+            if type(workflow) is not task.workflow:
+                workflow = task.workflow(task=task, model=cast(Any, None), auxiliary_models=[])
+            else:
+                workflow.reset(task)
+            messages = workflow.format_messages()
+        except TrinityError as error:
+            texts.append(f"{type(error).__name__}: {error}")
+            is_rendered = False
+            continue
+        thinking = read_option(task.format_args, "enable_thinking")
+        options = {
+            "tools": task.tools,
+            "enable_thinking": config.model.enable_thinking if thinking is None else thinking,
+            "chat_template": read_option(task.format_args, "chat_template"),
+        }
+        prefix = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
+        texts.append(chat_text(tokenizer, messages, **options) + prefix)
+    return texts, is_rendered
+
+
+def _lengths(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    batches = [list(texts[begin : begin + _BATCH]) for begin in range(0, len(texts), _BATCH)]
+    encoded = (tokenizer(batch, add_special_tokens=False)["input_ids"] for batch in batches)
+    return [len(tokens) for batch in encoded for tokens in batch]
