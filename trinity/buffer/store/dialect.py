@@ -6,6 +6,7 @@ No other module of the log knows which database is used.
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import stat
 import time
@@ -27,7 +28,9 @@ SCHEMA_LOCK = 0x7472696E
 WRITE_LOCK = 0x7472696F
 CONNECT_S = 10  # for one attempt to connect to a server
 # Of libpq: a server that has vanished without a word is noticed within a minute.
-KEEPALIVE = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+KEEPALIVE = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
+if hasattr(socket, "TCP_USER_TIMEOUT"):  # elsewhere libpq refuses it
+    KEEPALIVE["tcp_user_timeout"] = 60_000
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3"}
     | {"smbfs"}
