@@ -23,7 +23,7 @@ from trinity.quickstart.model import write_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLE = ROOT / "examples" / "async_gsm8k"
-SEED_FILES = ROOT / "tests" / "common" / "config" / "data"
+SEED_FILES = ROOT / "tests" / "seeds"
 EXPLORER_SIZES = ("buffer.batch_size=6", "explorer.rollout_model.engine_num=1", "explorer.runner_per_model=48")
 TRAINER_SIZES = ("buffer.train_batch_size=48", "algorithm.optimizer.lr=3e-4")
 PAIRS = [(13 + 7 * i, 88 - 5 * i) for i in range(12)]  # all of them carry

@@ -1,0 +1,183 @@
+"""Write the page of dialects in both languages: `python -m tools.dialect_table`.
+
+What becomes of each key is read from `trinity.common.config.dialects`. A test says when a page is old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trinity.common.config.base import facts_of
+from trinity.common.config.dialects.foreign_key import UNSET, Fate, ForeignKey
+from trinity.common.config.dialects.modelarts import BACKEND, DEFAULTS, ENGINE, OUTPUT, REQUIRED
+from trinity.common.config.dialects.table import by_name
+from trinity.common.config.overrides import parse_path
+from trinity.common.config.schema_index import field_at
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXTS = {
+    "en": {
+        "page": "docs/dialects.md",
+        "title": "Files of veRL and ModelArts",
+        "other": "[中文](dialects.zh.md)",
+        "intro": """\
+`trinity run`, `trinity validate` and `trinity config show` take a YAML file of veRL's `ppo_trainer` (`data`,
+`actor_rollout_ref`, `critic`, `reward_model`, `algorithm`, `trainer`) or of ModelArts (`backend_config`,
+`af_output_dir`) as it is. `trinity convert config FILE -o trinity.yaml` writes the same run as a file of ours, with the
+key that gave each value behind it; `--to verl` and `--to modelarts` write a file of theirs, from ours or from each
+other's, and name each key of ours that theirs cannot say (E1947). The page is made from the source by
+`python -m tools.dialect_table`.
+
+- **Overrides** follow the file in hydra's form: `a.b.c=v`, `+a.b=v`, `++a.b=v`, `~a.b`; a key of ours, such as
+  `synchronizer.sync_timeout=60`, is applied after the translation. `--set` takes both as well. A `defaults:` list reads
+  the files beside the file; what veRL's own files say is in the table below.
+- **This machine.** `actor_rollout_ref.rollout.name=torch` is our word for the embedded engine, and
+  `trainer.n_gpus_per_node=0` for a CPU. Of several GPUs, engines and trainer have their own, which is told (W1941).
+- **Numbers** are those of veRL 0.9, and absent keys have its defaults. `data.train_batch_size` and
+  `ppo_mini_batch_size` count prompts. Old log-probabilities are the trainer's, at the weights before the step. A file
+  that has `algorithm.kl_ctrl` and not `use_kl_in_reward` is older: its reward has a KL term unless the loss has one,
+  which is told. `compat: verl-0.6`, a key of ours on the top level of the file, brings back the loss of veRL until 0.6:
+  each micro-batch is normalised by itself, and the mean over micro-batches and workers is the loss, that of the critic
+  as well. Everything else stays as in 0.9. It needs micro-batches of a fixed number of rows; each worker has the next
+  rows of the batch, whatever `balance_batch` says (W1941).
+- **Rows** are those of veRL's parquet files: messages in `prompt`, `data_source`, `reward_model.ground_truth`,
+  `extra_info`, `images`. The scorers of gsm8k, MATH, DAPO and geometry3k are built in; others are given by
+  `custom_reward_function`.
+- **Problems** name the key that the file has. A key that veRL does not know is an error with the key that was meant
+  (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that changes nothing is told
+  (W1940); an older name is understood (W1942).
+- **Metrics** are also under veRL's names (`monitor.verl_names: true`): `timing_s/*`, `critic/score/*`, `actor/pg_loss`,
+  `response_length/*` and the like. Fractions such as `actor/pg_clipfrac` are over all tokens of a step, not means over
+  micro-batches, and `perf/throughput` counts the tokens of all devices together. `val-core/*` is under `eval/*`.
+  `trainer.logger` may name several monitors.
+- **ModelArts**: keys below `backend_config` may be nested or dotted, or lack the prefix; all outputs are below
+  `af_output_dir`. Required: {required}. Other defaults than veRL's: {defaults}.
+- **Checkpoints** of veRL become Hugging Face folders (`trinity convert checkpoint`), and `resume_mode: resume_path`
+  begins a run from one: [Checkpoints across tools](checkpoints.md).
+- **Paths** of data and models may be [addresses](addresses.md) such as `hdfs://` and `s3://`; finished checkpoints are
+  copied to `trainer.default_hdfs_dir`. The folder of outputs and `resume_from_path` are on this machine (E1896).""",
+        "head": "| Key | What becomes of it |",
+        "honoured": "→", "refused": "refused", "harmless": "changes nothing", "older": "older name of",
+        "default": "absent", "only": "unless", "section": "and all below",
+    },
+    "zh": {
+        "page": "docs/dialects.zh.md",
+        "title": "veRL 与 ModelArts 的文件",
+        "other": "[English](dialects.md)",
+        "intro": """\
+`trinity run`、`trinity validate` 和 `trinity config show` 可以直接读取 veRL 的 `ppo_trainer` YAML（`data`、
+`actor_rollout_ref`、`critic`、`reward_model`、`algorithm`、`trainer`），以及 ModelArts 的文件（`backend_config`、
+`af_output_dir`）。`trinity convert config FILE -o trinity.yaml` 把同样的运行写成我们的文件，
+每个值后面注明它来自哪个键；`--to verl` 和 `--to modelarts` 则从我们的文件（或彼此的文件）写出他们的文件，
+并指出他们的文件说不出的每个键（E1947）。本页由 `python -m tools.dialect_table` 从源码生成；
+表中的理由照程序所说的原文（英文）。
+
+- **覆盖**写在文件后面，用 hydra 的写法：`a.b.c=v`、`+a.b=v`、`++a.b=v`、`~a.b`；我们自己的键（例如
+  `synchronizer.sync_timeout=60`）在翻译之后应用。`--set` 两种都接受。`defaults:` 列表读取同目录的文件；veRL 自带的文件
+  里的内容就在下表中。
+- **本机**：`actor_rollout_ref.rollout.name=torch` 表示内嵌引擎，`trainer.n_gpus_per_node=0` 表示 CPU。
+  有多块 GPU 时，引擎与训练器各用各的，并会告知（W1941）。
+- **数值**照 veRL 0.9，没写的键取它的默认值。`data.train_batch_size` 和 `ppo_mini_batch_size` 以提示计数。旧的对数概率由
+  训练器在该步之前的权重上计算。有 `algorithm.kl_ctrl` 而没有 `use_kl_in_reward` 的文件属于较早的版本：除非损失里已有 KL
+  项，否则奖励里有 KL 项，并会告知。文件顶层的 `compat: verl-0.6`（我们自己的键）恢复 veRL 0.6 及更早的损失：每个微批
+  各自归一，策略和 critic 的损失都是微批之间、再是各 worker 之间的均值；其余仍照 0.9。它要求微批的行数固定，并且无论
+  `balance_batch` 怎样写，每个 worker 都按批次里的顺序取行（W1941）。
+- **数据行**就是 veRL 的 parquet：`prompt` 里的消息、`data_source`、`reward_model.ground_truth`、`extra_info`、
+  `images`。内置 gsm8k、MATH、DAPO 和 geometry3k 的评分；其他的用 `custom_reward_function` 给出。
+- **问题**指出文件里写的那个键。veRL 不认识的键是错误，并给出原本想写的键（E1941）；做不到的，带理由和办法地拒绝
+  （E1940）；什么也不改变的会告知（W1940）；旧名字认得（W1942）。
+- **指标**也记在 veRL 的名字下（`monitor.verl_names: true`）：`timing_s/*`、`critic/score/*`、`actor/pg_loss`、
+  `response_length/*` 等。`actor/pg_clipfrac` 这样的比例按一步的全部 token 计算，不是微批均值的均值；`perf/throughput`
+  是所有设备合计的 token 数。`val-core/*` 对应 `eval/*`。`trainer.logger` 可以写多个监视器。
+- **ModelArts**：`backend_config` 下的键可以嵌套、用点连写，或不带前缀；所有输出都在 `af_output_dir` 之下。
+  必填：{required}。与 veRL 不同的默认值：{defaults}。
+- **检查点**：veRL 的检查点可以变成 Hugging Face 目录（`trinity convert checkpoint`），`resume_mode: resume_path`
+  可以从它开始运行：见[在不同工具之间使用检查点](checkpoints.zh.md)。
+- **路径**：数据和模型可以在 `hdfs://`、`s3://` 这样的[地址](addresses.zh.md)；完成的检查点复制到
+  `trainer.default_hdfs_dir`。输出的目录和 `resume_from_path` 在本机（E1896）。""",
+        "head": "| 键 | 变成什么 |",
+        "honoured": "→", "refused": "拒绝", "harmless": "不起作用", "older": "旧名，新名是",
+        "default": "不写时", "only": "除非是", "section": "及其下所有键",
+    },
+}  # fmt: skip
+
+
+def page(language: str) -> str:
+    """Return the page."""
+    text = TEXTS[language]
+    required = ", ".join(f"`{name}`" for name in (OUTPUT, *(f"{BACKEND}.{name}" for name in REQUIRED)))
+    defaults = ", ".join(f"`{name}: {shown(value)}`" for name, value in DEFAULTS.items())
+    intro = text["intro"].format(required=required, defaults=defaults)
+    lines = [f"# {text['title']}", "", text["other"], "", intro]
+    sections: dict[str, list[ForeignKey]] = {}
+    for row in by_name().values():
+        sections.setdefault(section_of(row.name), []).append(row)
+    for name, rows in sections.items():
+        lines += ["", f"## `{name}`", "", text["head"], "|---|---|"]
+        lines += [f"| `{row.name}`{_below(row, text)} | {'; '.join(fate(row, text))} |" for row in rows]
+    lines += ["", "## ModelArts", "", text["head"], "|---|---|"]
+    lines += [
+        f"| `{OUTPUT}` | → `checkpoint_root_dir` |",
+        f"| `{BACKEND}.a.b` | `a.b` |",
+        f"| `{ENGINE}.vllm.a` | `actor_rollout_ref.rollout.engine_kwargs.vllm.a` |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def section_of(name: str) -> str:
+    """Return the heading under which a key stands."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "actor_rollout_ref" and len(parts) > 2 else parts[0]
+
+
+def _below(row: ForeignKey, text: dict[str, str]) -> str:
+    return f" ({text['section']})" if row.is_section else ""
+
+
+def fate(row: ForeignKey, text: dict[str, str]) -> Iterator[str]:
+    """Yield what becomes of a key."""
+    if row.fate is Fate.OLDER:
+        yield f"{text['older']} `{row.newer}`"
+    elif row.fate is Fate.HONOURED:
+        yield f"{text['honoured']} " + ", ".join(f"`{place}`" for place in row.to)
+        if row.note:
+            yield row.note
+        refusal = _refusal(row)
+        if refusal:
+            yield refusal
+        if row.default is not UNSET:
+            yield f"{text['default']} `{shown(row.default)}`"
+    else:
+        accepted = ", ".join(f"`{shown(value)}`" for value in row.accepts)
+        kind = text["refused" if row.fate is Fate.REFUSED else "harmless"]
+        unless = f" ({text['only']} {accepted})" if accepted else ""
+        yield f"{kind}{unless}: {row.why}"
+        if row.instead:
+            yield row.instead
+
+
+def _refusal(row: ForeignKey) -> str:
+    """Return why other values of the key have no effect or are refused by the schema."""
+    path = parse_path(row.to[0])
+    field = None if path is None or len(row.to) > 1 else field_at(path)
+    support = None if field is None else facts_of(field).support
+    if support is None:
+        return ""
+    return f"E1886: {support.why}" if support.why else "E1900"
+
+
+def shown(value: object) -> str:
+    """Return a value as YAML has it."""
+    words = {True: "true", False: "false", None: "null"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def main() -> None:
+    """Write both pages."""
+    for language, text in TEXTS.items():
+        (ROOT / text["page"]).write_text(page(language), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
