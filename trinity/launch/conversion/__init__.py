@@ -1,0 +1,1 @@
+"""Checkpoints as folders that other programs read, and of other programs."""
