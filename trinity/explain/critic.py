@@ -34,7 +34,8 @@ def in_symbols() -> list[str]:
 def in_numbers(config: Config) -> list[str]:
     """Return the value loss of a resolved configuration."""
     critic = config.trainer.trainer_config.critic
-    words = aggregation(str(critic.loss_agg_mode), number(loss_divisor(config)), is_verl=True)
+    scope = config.algorithm.loss_agg_scope
+    words = aggregation(str(critic.loss_agg_mode), number(loss_divisor(config)), is_verl=True, scope=scope)
     (of_token,) = formula.in_numbers(_OF_TOKEN, {"cliprange_value": critic.cliprange_value})
     return [f"value loss of the critic = {words} {of_token}", _LETTERS]
 

@@ -72,8 +72,9 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
     }
     found = EffectiveLoss(stage.name, algorithm.algorithm_type)
     signs = [_policy(config, functions["policy_loss_fn"], found)]
-    signs += _kl(config, functions["kl_loss_fn"], found)
-    signs += _entropy(config, functions["entropy_loss_fn"], found)
+    is_verl = functions["policy_loss_fn"].is_verl
+    signs += _kl(config, functions["kl_loss_fn"], found, is_verl=is_verl)
+    signs += _entropy(config, functions["entropy_loss_fn"], found, is_verl=is_verl)
     found.loss = " ".join(signs)
     has_penalty = _advantage(config, functions, found)
     reads_old = has_penalty or any("old_logprob" in functions[role].needs for role in ("policy_loss_fn", "kl_loss_fn"))
@@ -90,10 +91,11 @@ def is_weighted(function: AlgorithmFunction) -> bool:
     return not function.is_none and bool(function.args.get("kl_coef", 1.0) != 0 or function.args.get("adaptive"))
 
 
-def _words(config: Config, function: AlgorithmFunction) -> str:
+def _words(config: Config, function: AlgorithmFunction, *, is_verl: bool) -> str:
     fixed = None if function.entry is None else function.entry.loss_agg_mode
     mode = function.args.get("loss_agg_mode") or fixed or str(config.algorithm.loss_agg_mode)
-    return aggregation(mode, number(loss_divisor(config)), is_verl=function.is_verl)
+    scope = config.algorithm.loss_agg_scope
+    return aggregation(mode, number(loss_divisor(config)), is_verl=is_verl, scope=scope)
 
 
 def _policy(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> str:
@@ -101,12 +103,16 @@ def _policy(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -
         found.terms.append([f"P = {function.name}, a plugin, which states no formula"])
         return "P"
     first, *others = function.numbers
-    whole = first.removeprefix("= ") if first.startswith("=") else f"{_words(config, function)} {first}"
+    whole = (
+        first.removeprefix("= ")
+        if first.startswith("=")
+        else f"{_words(config, function, is_verl=function.is_verl)} {first}"
+    )
     found.terms.append([f"P = {whole}", *others])
     return "P"
 
 
-def _kl(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> list[str]:
+def _kl(config: Config, function: AlgorithmFunction, found: EffectiveLoss, *, is_verl: bool) -> list[str]:
     if function.is_none:
         found.dropped.append("KL term: `kl_loss_fn: none`")
         return []
@@ -114,11 +120,12 @@ def _kl(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> li
         found.dropped.append(f"KL term {function.name}: `kl_loss_fn_args.kl_coef` is 0")
         return []
     first, *others = function.numbers or ["of a plugin, which states no formula"]
-    found.terms.append([f"K = {_words(config, function)} {function.name}(logprob, ref_logprob) = {first}", *others])
+    words = _words(config, function, is_verl=is_verl)
+    found.terms.append([f"K = {words} {function.name}(logprob, ref_logprob) = {first}", *others])
     return ["+", number(function.args.get("kl_coef", "kl_coef")), "K"]
 
 
-def _entropy(config: Config, function: AlgorithmFunction, found: EffectiveLoss) -> list[str]:
+def _entropy(config: Config, function: AlgorithmFunction, found: EffectiveLoss, *, is_verl: bool) -> list[str]:
     if function.is_none:
         found.dropped.append("entropy term: `entropy_loss_fn: none`, the entropy is not computed")
         return []
@@ -128,7 +135,7 @@ def _entropy(config: Config, function: AlgorithmFunction, found: EffectiveLoss) 
         )
         return []
     first, *others = [line.removeprefix("H = ") for line in function.numbers[1:] or function.numbers] or ["of a plugin"]
-    found.terms.append([f"H = {_words(config, function)} {first}", *others])
+    found.terms.append([f"H = {_words(config, function, is_verl=is_verl)} {first}", *others])
     return ["-", number(function.args.get("entropy_coef", "entropy_coef")), "H"]
 
 

@@ -15,7 +15,7 @@ from trinity.algorithm.policy_loss_fn.rec import CLIP_MODES, REGULARIZERS, WEIGH
 from trinity.common.config import StagePlan, keys
 from trinity.common.config.keys import KEYS
 from trinity.common.config.overrides import parse_path
-from trinity.common.config.resolved import has_critic
+from trinity.common.config.resolved import has_critic, training_tasksets
 from trinity.explain.algorithms import scalar
 from trinity.explain.functions import IN_LOSS
 from trinity.trainer.verl.settings import is_supervised
@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "regularizer": REGULARIZERS,
     "opmd_baseline": BASELINES,
     "std_cal_level": ("group", "batch"),
+    "loss_agg_scope": ("mini_batch", "micro_batch"),
     "loss_type": LOSS_TYPES,
     "preset": ("disabled",),
     "rollout_is": ("token", "sequence"),
@@ -71,7 +72,7 @@ def settings_of(stage: StagePlan) -> list[Setting]:
     """Return the settings that reach the loss of a stage, without nulls.
 
     Settings of the optimizer (`lr`, `grad_clip`, ...) are left out: they affect the step, not the gradient. So
-    is the split of a batch into micro-batches, which changes nothing.
+    is the split of a batch into micro-batches, which changes nothing unless each is normalised by itself.
     """
     found = [replace(setting, is_written=_is_written(stage, setting)) for setting in _all(stage)]
     inner = str(keys.part_of(ALGORITHM.policy_loss_fn_args, "loss_agg_mode"))
@@ -97,10 +98,13 @@ def _all(stage: StagePlan) -> Iterator[Setting]:
             is_optional = defaults.get(argument, 0) is None
             yield Setting(str(keys.part_of(ALGORITHM, f"{role}_args", argument)), value, role, is_optional=is_optional)
     yield Setting(str(ALGORITHM.loss_agg_mode), config.algorithm.loss_agg_mode)
+    if config.algorithm.loss_agg_scope == "micro_batch":  # which is not for every loss, so that it is not tried
+        yield Setting(str(ALGORITHM.loss_agg_scope), config.algorithm.loss_agg_scope)
     yield Setting(str(ALGORITHM.bypass_old_logprobs), config.algorithm.bypass_old_logprobs)
-    taskset = config.buffer.explorer_input.taskset
-    if taskset is not None and taskset.rollout_args.temperature is not None:
-        yield Setting(str(keys.TASKSET.rollout_args.temperature), taskset.rollout_args.temperature)
+    input_, trained = config.buffer.explorer_input, training_tasksets(config)
+    if trained and trained[0].rollout_args.temperature is not None:
+        key = keys.TASKSET if input_.taskset is not None else KEYS.buffer.explorer_input.tasksets[0]
+        yield Setting(str(key.rollout_args.temperature), trained[0].rollout_args.temperature)
     elif not is_supervised(config):
         yield Setting(str(KEYS.model.temperature), config.model.temperature)
     if has_critic(config):

@@ -25,14 +25,14 @@ from trinity.runtime.failure import user_place
 def probe_tasks(config: Config) -> Iterator[Finding]:
     """Yield why a taskset's first task cannot be attempted or scored (E1912)."""
     for key, taskset in tasksets(config).items():
-        reason = _reason(taskset)
+        reason = _reason(taskset, config.buffer.max_bad_row_ratio)
         if reason is not None:
             yield Finding("E1912", key, f"taskset {taskset.name!r}: {reason}")
 
 
-def _reason(taskset: TasksetConfig) -> str | None:
+def _reason(taskset: TasksetConfig, max_bad_row_ratio: float) -> str | None:
     try:
-        task = TaskReader(taskset).task(0)
+        task = TaskReader(taskset, max_bad_row_ratio=max_bad_row_ratio).task(0)
     except DataError as error:
         return str(error.args[0])
     if not issubclass(task.workflow, SimpleWorkflow):

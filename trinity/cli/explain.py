@@ -1,0 +1,59 @@
+"""`trinity explain`: what a code or a key means."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from trinity.cli.options import ended_with
+
+SHOWN_PLACES = 5
+
+
+def explain(
+    name: Annotated[str, typer.Argument(metavar="CODE|KEY", help="Such as E1203, or algorithm.repeat_times.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a code of an error or warning, or a key, means."""
+    from trinity.explain.code_messages import CODE
+
+    code = name.strip("[]").upper()
+    with ended_with():
+        found = _code(code) if CODE.fullmatch(code) else _key(name)
+    lines = found.pop("lines")
+    typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
+def _code(code: str) -> dict[str, Any]:
+    """Return what a code says, why it is one, and where it is raised.
+
+    Raises:
+        ConfigError: no place of this version raises it (E1014).
+    """
+    from trinity.common.codes import reason_of
+    from trinity.common.errors import ConfigError
+    from trinity.explain.code_messages import all_codes, message_of, raised_at
+
+    raised = raised_at(code)
+    if not raised:
+        near = [each for each in all_codes() if each[1:4] == code[1:4]]
+        known = f"; near to it: {', '.join(near)}" if near else ""
+        raise ConfigError(f"{code} is no code of this version{known}", code="E1014")
+    said, reason = message_of(raised), reason_of(code)
+    places = list(dict.fromkeys(each.place for each in raised))
+    ways = list(dict.fromkeys(each.way_out for each in raised if each.way_out))
+    kind = "error" if code.startswith("E") else "warning"
+    lines = [f"{kind}[{code}]: {said}", f"  {reason}", *(f"  way out: {way}" for way in ways)]
+    lines += [f"  raised at {place}" for place in places[:SHOWN_PLACES]]
+    lines += [f"  and {len(places) - SHOWN_PLACES} more"] if len(places) > SHOWN_PLACES else []
+    found = {"code": code, "kind": kind, "says": said, "reason": reason, "ways_out": ways, "places": places}
+    return found | {"lines": lines}
+
+
+def _key(name: str) -> dict[str, Any]:
+    from trinity.explain.keys import explained_key, key_lines
+
+    found = explained_key(name)
+    return found | {"lines": list(key_lines(found))}

@@ -1,0 +1,221 @@
+"""`trinity runs`, `status`, `log`, `stop` and `resume`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trinity.cli.options import ended_with
+from trinity.common.errors import ExitCode
+from trinity.utils.log import redact
+
+if TYPE_CHECKING:
+    from trinity.launch.jobs import JobState, PartState
+
+Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, <checkpoint_root_dir>/<project>/<name>.")]
+Part = Annotated[str | None, typer.Option("--part", help="Name of a part that runs apart; else all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FOLLOW_S = 0.5
+AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where to look, such as a checkpoint_root_dir.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a folder and below it, with their state."""
+    from trinity.launch.jobs import jobs_below
+
+    with ended_with():
+        found = list(jobs_below(folder))
+    if as_json:
+        _print_json([each.facts() for each in found])
+        return
+    if not found:
+        typer.echo(f"no runs in {folder} and the folders below it")
+        return
+    rows = [(str(each.folder), each.status, _steps(each), _age(each.updated), _figures(each)) for each in found]
+    head = ("job", "state", "step", "written", "")
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    for row in [head, *rows]:
+        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def status(job: Job, as_json: AsJson = False) -> None:
+    """Show the state of a run: who runs it, its steps and checkpoints."""
+    from trinity.launch.jobs import job_state
+
+    with ended_with():
+        found = job_state(job)
+    if as_json:
+        _print_json(found.facts())
+        return
+    typer.echo(f"{found.folder}: {found.status}, written {_age(found.updated)} ago")
+    for part in found.parts:
+        typer.echo(f"  {_part_line(part)}")
+    for actor, record in found.metrics.items():
+        typer.echo(f"  {actor}: step {record.get('step')}  {_text(record)}".rstrip())
+    kept = ", ".join(map(str, found.checkpoints)) or "none"
+    typer.echo(f"  checkpoints: {kept}")
+    for part in found.parts:
+        if part.command and not part.is_running and part.status != "done":
+            typer.echo(f"  go on with: trinity resume {job}{f' --part {part.name}' if part.name else ''}")
+
+
+def log(
+    job: Job,
+    number: Annotated[int, typer.Option("-n", min=1, help="Last lines of each file.")] = 20,
+    part: Annotated[str, typer.Option("--part", help="Only files with this in their name.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+) -> None:
+    """Print the last lines of a run's logs, and those that come."""
+    from trinity.launch.jobs import job_state, log_files
+
+    with ended_with():
+        job_state(job)
+    places: dict[Path, int] = {}
+    for file in log_files(job):
+        if part in file.stem:
+            places[file] = _print_end(file, job, number)
+    try:
+        while follow:
+            for file in log_files(job):
+                if part in file.stem:
+                    places[file] = _print_new(file, job, places.get(file, 0))
+            sys.stdout.flush()
+            time.sleep(FOLLOW_S)
+    except KeyboardInterrupt:
+        raise typer.Exit(int(ExitCode.DONE)) from None
+
+
+def stop(
+    job: Job,
+    part: Part = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for its end.")] = 120.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a run of this machine: it ends its step, saves, and ends."""
+    from trinity.launch.jobs import job_state, stop_job
+
+    with ended_with():
+        stopped = stop_job(job, part=part, timeout_s=timeout)
+        after = job_state(job)
+    if as_json:
+        _print_json({"stopped": [each.holder for each in stopped], **after.facts()})
+        return
+    for each in stopped:
+        typer.echo(f"stopped: {each.name or job} ({each.holder})")
+    kept = after.checkpoints[-1:]
+    typer.echo(f"last checkpoint: {f'step {kept[0]}' if kept else 'none'}; go on with: trinity resume {job}")
+
+
+def resume(
+    job: Job,
+    part: Part = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Another value of a key: a.b=c.")] = None,
+    accept_change: Annotated[
+        list[str] | None, typer.Option("--accept-change", help="Key that may differ from the run that is continued.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the command, and run nothing.")] = False,
+) -> None:
+    """Continue a run as it was started, from its last checkpoint."""
+    import shlex
+
+    from trinity.launch.jobs import resume_words
+
+    with ended_with():
+        folder, words = resume_words(job, part=part)
+        if not folder.is_dir():
+            from trinity.common.errors import EnvironmentProblem
+
+            raise EnvironmentProblem(f"{folder}, where the run was started, is not there", code="E3602")
+    words += [word for each in set_ or () for word in ("--set", each)]
+    words += [word for each in accept_change or () for word in ("--accept-change", each)]
+    command = [sys.executable, "-m", "trinity", "run", *words]
+    typer.echo(f"cd {shlex.quote(str(folder))} && {redact(shlex.join(['trinity', 'run', *words]))}", err=not show)
+    if show:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    os.execv(command[0], command)
+
+
+def _print_json(found: Any) -> None:
+    typer.echo(redact(json.dumps(found, indent=2, ensure_ascii=False)))
+
+
+def _part_line(part: PartState) -> str:
+    words = [part.name or "the whole job", part.status]
+    words += [part.holder] if part.holder else []
+    words += [f"training step {part.training_step}"] if part.training_step else []
+    words += [f"explore step {part.explore_step}"] if part.explore_step and not part.training_step else []
+    words += [redact(part.error)] if part.error else []
+    return ", ".join(words)
+
+
+def _steps(job: JobState) -> str:
+    steps = [part.training_step or part.explore_step for part in job.parts]
+    steps += [int(record.get("step") or 0) for record in job.metrics.values()]
+    return str(max(steps, default=0))
+
+
+def _figures(job: JobState) -> str:
+    """Return reward or loss, accuracy and speed, of all actors together."""
+    both: dict[str, Any] = {}
+    for record in job.metrics.values():
+        both |= record
+    return _text(both)
+
+
+def _text(record: dict[str, Any]) -> str:
+    from trinity.monitor.headline import text
+
+    return text({name: value for name, value in record.items() if isinstance(value, int | float)})
+
+
+def _age(when: float) -> str:
+    if not when:
+        return "never"
+    seconds = max(0.0, time.time() - when)
+    length, unit = next(((length, unit) for length, unit in AGES if seconds >= length), AGES[-1])
+    return f"{seconds / length:.0f} {unit}"
+
+
+def _print_end(file: Path, job: Path, number: int) -> int:
+    """Print the last whole lines of a file; return where they end."""
+    with open(file, "rb") as opened:
+        lines, end = deque[bytes](maxlen=number), 0
+        for line in opened:
+            if line.endswith(b"\n"):  # the last one may just be written
+                lines.append(line)
+                end += len(line)
+    _print_lines(file, job, lines)
+    return end
+
+
+def _print_new(file: Path, job: Path, place: int) -> int:
+    """Print the whole lines behind a place of a file; return where they end."""
+    try:
+        with open(file, "rb") as opened:
+            opened.seek(place if place <= file.stat().st_size else 0)
+            start, data = opened.tell(), opened.read()
+    except FileNotFoundError:
+        return 0
+    whole = data[: data.rfind(b"\n") + 1]
+    _print_lines(file, job, iter(whole.splitlines()))
+    return start + len(whole)
+
+
+def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes]) -> None:
+    name = file.relative_to(job / "log").with_suffix("")
+    for line in lines:
+        typer.echo(f"{name}: {redact(line.decode(errors='replace').rstrip())}")
