@@ -20,6 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import EngineError, EnvironmentProblem, NotAvailableError
 from trinity.common.experience import Experience
+from trinity.common.images.messages import has_images
+from trinity.common.images.picture import as_inputs
 from trinity.common.models.answer_parsers import AnswerParser
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
@@ -30,7 +32,8 @@ from trinity.common.models.vocabulary import stop_token_ids
 from trinity.common.models.watching import note_prompt
 from trinity.common.weights import Ticket, update_from
 from trinity.engine.gauge import RequestGauge
-from trinity.engine.sample import Sample
+from trinity.engine.image_prompts import ImagePrompts, SeenPrompt, required
+from trinity.engine.sample import Sample, unanswered
 from trinity.engine.sampler import noise_key
 from trinity.engine.settings import EngineSettings
 from trinity.engine.stopping import stop_at_end
@@ -62,11 +65,16 @@ class LocalModel(ABC):
     def model_version(self) -> int:
         """Version of the weights: 0 as loaded, then that of the last update."""
 
+    @property
+    def images(self) -> ImagePrompts | None:
+        """What renders conversations with images; None: the model reads none."""
+        return None
+
     @abstractmethod
     async def _sample(
-        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+        self, prompt: SeenPrompt, params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
-        """Return `params.n` samples for a prompt.
+        """Return `params.n` samples for a prompt, with its images if any.
 
         `params.max_tokens` is set; `keys` are the noise keys of the samples, `ids` their identities.
         """
@@ -100,11 +108,30 @@ class LocalModel(ABC):
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
         """Return `n` samples of one prompt (text or token ids).
 
-        A prompt longer than `model.max_prompt_tokens` is cut to its first tokens if `enable_prompt_truncation`, and
-        not continued: the experience is marked `prompt_truncated` and its one response token is masked.
+        See `generate_seen`.
+
+        Raises:
+            EngineError: a token that the tokenizer does not have (E5602), and as for `generate_seen`.
+        """
+        tokenizer = self.tokenizer
+        tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if tokens and not isinstance(prompt, str) and not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
+            raise EngineError(
+                f"tokens of a prompt must be from 0 to {len(tokenizer) - 1}, the tokenizer's last, got "
+                f"{min(tokens)} to {max(tokens)}",
+                code="E5602",
+            )
+        return await self.generate_seen(SeenPrompt(tokens), **arguments)
+
+    async def generate_seen(self, prompt: SeenPrompt, **arguments: Any) -> list[Experience]:
+        """Return `n` samples of one prompt, which may have images.
+
+        A prompt longer than `model.max_prompt_tokens` is cut if `enable_prompt_truncation`. What is left is answered,
+        but not with `prompt_truncation: stop`: the experience is then marked `prompt_truncated` and its one response
+        token is masked.
 
         Args:
-            prompt: text or token ids.
+            prompt: the prompt.
             arguments: those of `GenerateParams`; None keeps the default.
 
         Raises:
@@ -114,26 +141,23 @@ class LocalModel(ABC):
         params = self.settings.params.override(arguments)
         if params.top_logprobs and not self.has_top_logprobs:
             raise NotAvailableError("top_logprobs above 0 is served by the torch engine alone; leave it out")
-        tokenizer = self.tokenizer
-        tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        tokenizer, tokens = self.tokenizer, prompt.tokens
         limit = self.settings.model.max_prompt_tokens
         if not tokens:
             raise EngineError("a prompt needs at least one token, got none", code="E5602")
-        if not isinstance(prompt, str) and not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
-            raise EngineError(
-                f"tokens of a prompt must be from 0 to {len(tokenizer) - 1}, the tokenizer's last, got "
-                f"{min(tokens)} to {max(tokens)}",
-                code="E5602",
-            )
         if limit is not None and len(tokens) > limit and self.settings.model.enable_prompt_truncation:
+            side = self.settings.model.prompt_truncation
             self._warn_truncated(len(tokens), limit)
-            return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
+            if side == "stop":
+                return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
+            prompt = prompt.cut(limit, side=side)
+            tokens = prompt.tokens
         allowed, ids, keys = self._resolve(tokens, params)
-        prompt_text = decode_tokens(tokenizer, tokens)
+        prompt_text = decode_tokens(tokenizer, prompt.written())
         note_prompt(tokens, prompt_text, tokenizer=tokenizer, parser=self._parser)
         with self.gauge.request(params.n):
-            samples = await self._sample(tokens, allowed, keys=keys, ids=ids)
-        return [self._experience(tokens, sample, prompt_text=prompt_text) for sample in samples]
+            samples = await self._sample(prompt, allowed, keys=keys, ids=ids)
+        return [self._experience(prompt, sample, prompt_text=prompt_text) for sample in samples]
 
     async def chat(
         self,
@@ -150,17 +174,34 @@ class LocalModel(ABC):
         what follows `said`. Where the template does not go on from what was said, the whole is rendered, and the turn
         counts as split.
 
+        A conversation with images is rendered as a whole.
+
         Raises:
             EnvironmentProblem: no chat template, or it fails.
+            EngineError: images for a model that reads none (E5613).
+            DataError: an image cannot be used (E4031, E4032).
         """
         options = self._rendering(template_args)
-        tokens = None if said is None else self._continued(messages, tools, said, options)
-        if tokens is None:
-            tokens, _ = render_chat(self.tokenizer, messages, tools=tools, **options)
-        experiences = await self.generate(tokens, **arguments)
+        prompt = await self._seen(messages, tools, said, options) if has_images(messages) else None
+        if prompt is None:
+            tokens = None if said is None else self._continued(messages, tools, said, options)
+            prompt = SeenPrompt(tokens or render_chat(self.tokenizer, messages, tools=tools, **options)[0])
+        experiences = await self.generate_seen(prompt, **arguments)
         for experience in experiences if self._parser is not None else ():
             self._parse(experience, tools, is_cut=bool(arguments.get("stop")))
         return experiences
+
+    async def _seen(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        said: Said | None,
+        options: Mapping[str, Any],
+    ) -> SeenPrompt:
+        """Return the prompt of a conversation with images."""
+        self.turns["split_turns"] += said is not None
+        images = required(self.images, self.settings.model.model_path)
+        return await images.render(self.tokenizer, messages, tools=tools, **options)
 
     def _parse(self, experience: Experience, tools: list[dict[str, Any]] | None, *, is_cut: bool) -> None:
         """Note the message that an answer is, if it is more than text."""
@@ -241,8 +282,13 @@ class LocalModel(ABC):
 
         Raises:
             DataError: the chat template rewrites earlier turns, so that the conversation is not one sequence (E4021).
-            EngineError: no assistant message within `max_model_len` tokens (E5602).
+            EngineError: no assistant message within `max_model_len` tokens (E5602), or a message with an image (E5614).
         """
+        if has_images(messages):
+            raise EngineError(
+                "a conversation with images cannot be made one experience; use the experiences that model.chat returns",
+                code="E5614",
+            )
         tokens, mask, start = masked_conversation(
             self.tokenizer,
             messages,
@@ -278,7 +324,10 @@ class LocalModel(ABC):
         self, messages: Sequence[dict[str, Any]], template_args: Mapping[str, Any] | None = None
     ) -> int:
         """Return the number of tokens of a conversation as a prompt."""
-        return len(render_chat(self.tokenizer, messages, **self._rendering(template_args))[0])
+        options = self._rendering(template_args)
+        if has_images(messages):
+            return len((await self._seen(messages, None, None, options)).tokens)
+        return len(render_chat(self.tokenizer, messages, **options)[0])
 
     def _rendering(self, template_args: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return how to render a conversation: the call's way, else the model's."""
@@ -289,7 +338,10 @@ class LocalModel(ABC):
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         get_logger("explorer").log(
-            level, "prompt of %d tokens truncated to %d (model.max_prompt_tokens); its loss is masked", length, limit
+            level,
+            "prompt of %d tokens cut to %d (model.max_prompt_tokens), see model.prompt_truncation",
+            length,
+            limit,
         )
 
     def _resolve(self, tokens: list[int], params: GenerateParams) -> tuple[GenerateParams, tuple[str, ...], list[int]]:
@@ -311,7 +363,7 @@ class LocalModel(ABC):
         allowed = GenerateParams(**{**params.__dict__, "max_tokens": min(params.max_tokens or left, left)})
         return allowed, ids, [noise_key(seed, sample_id) for sample_id in ids]
 
-    def _experience(self, prompt: list[int], sample: Sample, *, prompt_text: str) -> Experience:
+    def _experience(self, prompt: SeenPrompt, sample: Sample, *, prompt_text: str) -> Experience:
         text = decode_tokens(self.tokenizer, sample.tokens, skip_special=True)
         if sample.stop_text is not None:
             stop = stop_at_end(self.tokenizer, sample.tokens, [sample.stop_text])
@@ -325,8 +377,9 @@ class LocalModel(ABC):
         if sample.model_versions is not None:
             info["model_versions"] = list(sample.model_versions)
         return Experience(
-            tokens=torch.tensor(prompt + sample.tokens),
-            prompt_length=len(prompt),
+            tokens=torch.tensor(prompt.tokens + sample.tokens),
+            prompt_length=len(prompt.tokens),
+            multi_modal_inputs=as_inputs(prompt.keys, prompt.pictures) if prompt.pictures else None,
             logprobs=sample.logprobs,
             truncate_status="response_truncated" if sample.finish_reason == "length" else None,
             info=info,
@@ -336,13 +389,4 @@ class LocalModel(ABC):
 
     def _truncated(self, tokens: list[int]) -> Experience:
         """Return a cut prompt's experience; its last token is a masked response."""
-        return Experience(
-            tokens=torch.tensor(tokens),
-            prompt_length=len(tokens) - 1,
-            logprobs=torch.zeros(1),
-            action_mask=torch.zeros(1, dtype=torch.bool),
-            truncate_status="prompt_truncated",
-            info={"model_version": self.model_version, "finish_reason": "prompt_truncated"},
-            prompt_text=decode_tokens(self.tokenizer, tokens[:-1]),
-            response_text="",
-        )
+        return unanswered(tokens, decode_tokens(self.tokenizer, tokens[:-1]), model_version=self.model_version)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from trinity.common.experience import Experience
 from trinity.common.models.watching import Top
 
 FinishReason = Literal["stop", "length"]
@@ -34,3 +36,20 @@ class Sample:
     stop_text: str | None = None
     model_versions: tuple[int, ...] | None = None
     top: tuple[Top, ...] = ()
+
+
+def unanswered(tokens: list[int], prompt_text: str, *, model_version: int) -> Experience:
+    """Return the experience of a cut prompt that is not answered.
+
+    Its last token is a response that is masked.
+    """
+    return Experience(
+        tokens=torch.tensor(tokens),
+        prompt_length=len(tokens) - 1,
+        logprobs=torch.zeros(1),
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        truncate_status="prompt_truncated",
+        info={"model_version": model_version, "finish_reason": "prompt_truncated"},
+        prompt_text=prompt_text,
+        response_text="",
+    )

@@ -83,6 +83,11 @@ class RowParams:
     has_top_p: bool
     has_min: bool
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a draw sorts no tokens and takes no maximum."""
+        return not (self.has_greedy or self.max_top_k or self.has_top_p)
+
 
 def sample(
     logits: Float[Tensor, "B V"], params: RowParams, *, uniform: Float[Tensor, "B"]

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from trinity.common.config import Config
+from trinity.common.config.engine_args import IMAGE_CACHE_ARGS
 from trinity.common.config.engine_refusals import torch_refusals, unspread_replicas
 from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, value_of
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
@@ -45,6 +46,8 @@ class EngineSettings:
         reasoning_parser: form of the model's thoughts; None: they are part of the text.
         has_prefix_cache: keep the keys and values of prompts and answers for prompts that begin with them.
         prefix_cache_bytes: most memory of them in bytes; None: derived by the engine.
+        is_multimodal: read images, if the model does.
+        image_cache_bytes: most memory of images that are kept as the model takes them, in bytes.
     """
 
     model: ModelConfig
@@ -68,6 +71,8 @@ class EngineSettings:
     reasoning_parser: str | None = None
     has_prefix_cache: bool = True
     prefix_cache_bytes: int | None = None
+    is_multimodal: bool = False
+    image_cache_bytes: int = 256 * 2**20
 
 
 def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSettings:
@@ -122,7 +127,16 @@ def shared_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         reasoning_parser=rollout.reasoning_parser,
         has_prefix_cache=rollout.enable_prefix_caching,
         prefix_cache_bytes=rollout.prefix_cache_bytes,
+        is_multimodal=rollout.enable_multimodal,
+        image_cache_bytes=_image_cache_bytes(rollout.extra_engine_args),
     )
+
+
+def _image_cache_bytes(arguments: Mapping[str, Any]) -> int:
+    size, switch = IMAGE_CACHE_ARGS
+    if arguments.get(switch):
+        return 0
+    return int(arguments[size] * 2**30) if size in arguments else EngineSettings.image_cache_bytes
 
 
 def section_key(auxiliary: int | None) -> Key[InferenceModelConfig]:

@@ -8,6 +8,7 @@ compute the same bits. All else (bfloat16, CUDA) is PyTorch's own choice.
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -19,16 +20,21 @@ LEAST_ROWS_ONEDNN, LEAST_ROWS_MKL = 2, 16
 
 
 @functools.cache
+def is_intel() -> bool:
+    """Return whether the processor is Intel's; so is one that is not known."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return any("GenuineIntel" in line for line in file)
+    except OSError:
+        return True
+
+
+@functools.cache
 def prefers_onednn() -> bool:
     """Return whether float32 products on this machine's CPU go through oneDNN."""
     if not (torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_supported()):
         return False
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            is_intel = any("GenuineIntel" in line for line in file)
-    except OSError:
-        return False
-    return not is_intel and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return not is_intel() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -79,19 +85,23 @@ class Weight:
     Args:
         plain: W, contiguous.
         is_shared: others read `plain` too, so it stays beside the library's layout.
+        is_compiled: a compiled kernel multiplies it, in panels, where the library is slow (`multiplies_slowly`); bits
+            of a row may depend on how many rows there are.
     """
 
-    def __init__(self, plain: Tensor, *, is_shared: bool = False) -> None:
+    def __init__(self, plain: Tensor, *, is_shared: bool = False, is_compiled: bool = False) -> None:
         self._plain: Tensor | None = plain
         self._packed: Tensor | None = None
         self._least_rows = 1
         self._is_shared = is_shared
+        self._is_compiled = is_compiled
+        self._has_panels = is_compiled and _has_panels(plain, is_shared=is_shared)
 
     def plain(self) -> Tensor:
         """Return W [O, I], to be read and written before the next product."""
         if self._plain is None:
             assert self._packed is not None, "a weight is there in one layout at least"
-            self._plain = self._packed.to_dense()
+            self._plain = _kernels().unpacked(self._packed) if self._has_panels else self._packed.to_dense()
         self._packed = None
         return self._plain
 
@@ -99,13 +109,36 @@ class Weight:
         """Return x W^T + b, [..., O], without a gradient; see `linear`."""
         if self._packed is None:
             assert self._plain is not None, "a weight is there in one layout at least"
-            if not _can_pack(self._plain.dtype, self._plain.device.type):
-                return linear(x, self._plain, bias)
-            self._packed = _pack(self._plain)
-            self._least_rows = _least_rows(self._packed)
+            if not self._has_panels and not _can_pack(self._plain.dtype, self._plain.device.type):
+                return (_linear if self._is_compiled else linear)(x, self._plain, bias)
+            self._packed = _kernels().packed(self._plain) if self._has_panels else _pack(self._plain)
+            self._least_rows = 1 if self._has_panels else _least_rows(self._packed)
             if not self._is_shared:
                 self._plain = None
+        if self._has_panels:
+            return _kernels().linear(x, self._packed, bias)
         return _with_rows(x, self._packed, bias, least=self._least_rows)
+
+
+MOST_COPIED = 32_000_000
+"""Elements of a weight of which panels may be held beside its rows."""
+
+
+def multiplies_slowly() -> bool:
+    """Return whether compiled kernels multiply float32 faster here."""
+    return torch.cpu._is_avx2_supported() and not torch.cpu._is_avx512_supported() and not is_intel()
+
+
+def _has_panels(plain: Tensor, *, is_shared: bool) -> bool:
+    is_served = plain.dtype == torch.float32 and plain.device.type == "cpu" and multiplies_slowly()
+    fits = not is_shared or plain.numel() <= MOST_COPIED
+    return is_served and fits and _kernels().can_multiply(plain.shape[1], plain.shape[0])
+
+
+def _kernels() -> ModuleType:
+    from trinity.utils.fused import products  # with Numba, half a second of imports
+
+    return products
 
 
 def _pack(weight: Tensor) -> Tensor:

@@ -150,3 +150,13 @@ def test_the_method_follows_the_template() -> None:
     assert get_action_mask_method("{%- generation -%}x{% endgeneration %}") is tokenize_and_mask_messages_hf
     assert get_action_mask_method(ROLES) is tokenize_and_mask_messages_default
     assert get_action_mask_method(None) is tokenize_and_mask_messages_default
+
+
+def test_parts_that_are_texts_are_rendered_as_one_text(tmp_path: Path) -> None:
+    """Templates of models for text know no parts."""
+    tiny_tokenizer(tmp_path, chat_template=OPENING)
+    tokenizer = loaded(tmp_path)
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "2="}]
+    assert render_chat(tokenizer, [{"role": "user", "content": parts}])[0] == render_chat(tokenizer, ASK)[0]
+    image = [{"role": "user", "content": [*parts, {"type": "image"}]}]
+    assert "image" in tokenizer.decode(render_chat(tokenizer, image)[0]), "others are the template's"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import tiny_model
+from tests.verl_checkpoints import Written, tensors
 from trinity.common.errors import CheckpointError
 from trinity.common.models.utils import (
     get_checkpoint_dir_with_step_num,
@@ -20,52 +19,6 @@ from trinity.common.models.utils import (
     load_state_dict,
 )
 from trinity.trainer.verl.parallel.resharding import read_parts
-
-# Each rank distributes the same weights over a mesh, as FSDP2 (one dimension) or HSDP (two) lays them out.
-WRITER = """
-import sys, torch
-import torch.distributed as dist
-from collections import OrderedDict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-rank, world, replicas, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-shape = (world,) if replicas == 1 else (replicas, world // replicas)
-mesh = init_device_mesh("cpu", shape, mesh_dim_names=("fsdp",) if replicas == 1 else ("ddp", "fsdp"))
-places = [Shard(0)] if replicas == 1 else [Replicate(), Shard(0)]
-generator = torch.Generator().manual_seed(0)
-state = OrderedDict()
-for name, size in (("embed", (37, 8)), ("norm", (5,)), ("short", (1, 3))):
-    state[name] = distribute_tensor(torch.randn(size, generator=generator), mesh, places)
-state["whole"] = distribute_tensor(torch.randn(4, generator=generator), mesh, [Replicate()] * len(shape))
-state["buffer"] = torch.arange(3)
-torch.save(state, f"{folder}/model_world_size_{world}_rank_{rank}.pt")
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def written(folder: Path, world: int, replicas: int) -> None:
-    """Let `world` processes write their shards to `folder`."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(rank), str(world), str(replicas), str(folder)],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(world)
-    ]
-    for writer in writers:
-        _, errors = writer.communicate(timeout=120)
-        assert writer.returncode == 0, errors.decode()
-
-
-def expected() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    sizes = {"embed": (37, 8), "norm": (5,), "short": (1, 3), "whole": (4,)}
-    return {name: torch.randn(size, generator=generator) for name, size in sizes.items()} | {"buffer": torch.arange(3)}
 
 
 def test_reading_leaves_what_others_have_allowed(tmp_path: Path) -> None:
@@ -76,23 +29,27 @@ def test_reading_leaves_what_others_have_allowed(tmp_path: Path) -> None:
     assert set(torch.serialization.get_safe_globals()) == allowed and len(allowed) > 0
 
 
-@pytest.mark.parametrize(("world", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_shards_of_all_ranks_join_to_the_weights(tmp_path: Path, world: int, replicas: int) -> None:
-    actor = tmp_path / "global_step_3" / "actor"
-    actor.mkdir(parents=True)
-    written(actor, world, replicas)
+@pytest.mark.parametrize("world", [2, 4])
+def test_shards_of_all_ranks_join_to_the_weights(verl: Written, world: int) -> None:
+    actor = verl.plain[world] / "global_step_3" / "actor"
     for folder in (actor, actor.parent):
         state = load_fsdp_state_dict_from_verl_checkpoint(str(folder))
-        assert state.keys() == expected().keys()
-        for name, tensor in expected().items():
+        assert state.keys() == tensors().keys()
+        for name, tensor in tensors().items():
             assert type(state[name]) is Tensor and torch.equal(state[name], tensor)
 
 
+def test_replicas_of_a_tied_model_in_bfloat16_have_the_same_bits(verl: Written) -> None:
+    state = load_fsdp_state_dict_from_verl_checkpoint(verl.folder)
+    assert state.keys() == verl.actor.keys() and "lm_head.weight" in state
+    assert all(t.dtype == torch.bfloat16 and torch.equal(t, verl.actor[n]) for n, t in state.items())
+
+
 def test_plain_tensors_of_one_rank(tmp_path: Path) -> None:
-    torch.save(expected(), tmp_path / "model_world_size_1_rank_0.pt")
+    torch.save(tensors(), tmp_path / "model_world_size_1_rank_0.pt")
     (tmp_path / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}), encoding="utf-8")
     state = load_state_dict(tmp_path)
-    assert all(torch.equal(state[name], tensor) for name, tensor in expected().items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in tensors().items())
 
 
 def test_safetensors_of_a_model_folder(tmp_path: Path) -> None:
@@ -113,6 +70,7 @@ class Attack:
 
 
 def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path) -> None:
+    """X12."""
     mark = tmp_path / "was run"
     torch.save({"weight": Attack(mark)}, tmp_path / "model_world_size_1_rank_0.pt")
     with pytest.raises(CheckpointError, match="objects other than tensors"):
@@ -121,14 +79,14 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
-    torch.save(expected(), tmp_path / "model_world_size_2_rank_0.pt")
+    torch.save(tensors(), tmp_path / "model_world_size_2_rank_0.pt")
     with pytest.raises(CheckpointError, match="model_world_size_2_rank_1.pt"):
         load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
 
 
 def test_a_torn_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model_world_size_1_rank_0.pt"
-    torch.save(expected(), file)
+    torch.save(tensors(), file)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=file.name):
         load_fsdp_state_dict_from_verl_checkpoint(tmp_path)

@@ -95,6 +95,7 @@ def test_prompt_and_response_stay_within_the_model_length(llama: Made) -> None:
 
 
 def test_a_long_prompt_is_cut_marked_and_masked(llama: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """B95."""
     prompt = list(range(4, 24))
     made = generate(llama[0], prompt, {"model": {"max_prompt_tokens": 8}}, n=3)
     assert len(made) == 3
@@ -102,7 +103,7 @@ def test_a_long_prompt_is_cut_marked_and_masked(llama: Made, caplog: pytest.LogC
         assert exp.truncate_status == "prompt_truncated"
         assert exp.tokens[: exp.prompt_length].tolist() == prompt[:8]
         assert not exp.action_mask.any() and exp.response_text == ""
-    assert caplog.text.count("truncated to 8") == 1
+    assert caplog.text.count("cut to 8") == 1
     settings = {"model": {"max_prompt_tokens": 8, "enable_prompt_truncation": False}}
     (whole,) = generate(llama[0], prompt, settings, max_tokens=3)
     assert whole.prompt_length == 20 and whole.truncate_status != "prompt_truncated"

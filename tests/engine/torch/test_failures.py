@@ -16,6 +16,7 @@ from tests.tiny import tiny_model
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DeadlineError, EngineError, EnvironmentProblem, OutOfMemoryError
 from trinity.common.models.generate_params import GenerateParams
+from trinity.engine.image_prompts import SeenPrompt
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.torch.loading import load_decoder
@@ -60,7 +61,7 @@ def test_a_failure_in_its_thread_fails_the_engine_with_its_cause(llama: Made) ->
     async def call() -> BaseException:
         async with engine(llama[0]) as made:
             with pytest.raises(EngineError, match="IndexError") as caught:
-                await made._sample([10_000], GenerateParams(max_tokens=1), keys=[0], ids=("a",))
+                await made._sample(SeenPrompt([10_000]), GenerateParams(max_tokens=1), keys=[0], ids=("a",))
             return caught.value
 
     assert isinstance(run(call()).__cause__, IndexError)

@@ -106,6 +106,6 @@ def test_what_transformers_cannot_load_is_named_with_its_folder(tmp_path: Path) 
     model = tiny_model(tiny_config("llama"))
     model.save_pretrained(tmp_path)
     config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace('"llama"', '"qwen2_5_vl"'))
-    with pytest.raises(EnvironmentProblem, match=rf"E3101.*{tmp_path}.*Qwen2_5_VLConfig"):
+    (tmp_path / "config.json").write_text(config.replace('"llama"', '"qwen3_vl"'))
+    with pytest.raises(EnvironmentProblem, match=rf"E3101.*{tmp_path}.*Qwen3VLConfig"):
         load_decoder(str(tmp_path), dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)

@@ -143,7 +143,7 @@ def test_a_step_waits_for_nothing(llama: Made) -> None:
         on_device(decoder, device)
         cache = KVCache(8, 300, is_fixed=False)
         cache.keys, cache.values = ([empty(8, 2, 300, 16) for _ in decoder.layers] for _ in range(2))
-        cache.start = empty(8, dtype=torch.long)
+        cache.start, cache.shift = (empty(8, dtype=torch.long) for _ in range(2))
         prompts = ([empty(2, 2, 128, 16) for _ in decoder.layers] for _ in range(2))
         rows = empty(8, dtype=torch.long)
         group = Group(*prompts, empty(2, 1, 1, 128, dtype=torch.float32), rows, rows, 4)

@@ -270,7 +270,9 @@ def split(request: pytest.FixtureRequest, forked: None, tied: tuple[Path, PreTra
     yield made
     assert made._started is not None
     folder, prefix, owned = made._started.scratch.path, made._started.scratch.names.prefix, shared_by(made)
-    assert any(file.name.endswith("-cpushm_0") for file in owned), "through which the workers add up"
+    # vLLM's build for processors without AVX-512 has no such memory: its workers add up over gloo.
+    if hasattr(torch.ops._C, "init_shm_manager"):
+        assert any(file.name.endswith("-cpushm_0") for file in owned), "through which the workers add up"
     assert any(file.name.startswith(prefix) for file in owned), "their queues"
     assert any(file.is_socket() for file in folder.iterdir())
     asyncio.run(made.shutdown())

@@ -97,6 +97,18 @@ def test_a_cpu_gets_what_it_needs_unless_it_is_written() -> None:
     assert (made["kv_cache_memory_bytes"], made["max_num_seqs"]) == (1 << 30, 3)
 
 
+def test_images_are_kept_by_this_engine_and_not_by_vllm() -> None:
+    switch = {"enable_multimodal": True, "extra_engine_args": {"disable_mm_preprocessor_cache": True}}
+    assert vllm_settings(config({"enable_multimodal": True})).image_cache_bytes == 256 * 2**20
+    own = vllm_settings(config(switch))
+    made = engine_arguments(
+        own, SIZES, folder=Path("m"), dtype=torch.float32, is_cpu=True, own={}, has_images=own.is_multimodal
+    )
+    assert own.image_cache_bytes == 0 and made["mm_processor_cache_gb"] == 0
+    assert "disable_mm_preprocessor_cache" not in made and "language_model_only" not in made
+    assert made["mm_device_do_normalize"] is False, "pixels come as the model takes them"
+
+
 def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = process_environment(True)
@@ -114,7 +126,8 @@ def test_the_environment_is_the_users_where_it_is_set(monkeypatch: pytest.Monkey
         ({}, {"deterministic": True}, "E3220", "engine_type=torch"),
         ({"data_parallel_size": 2}, {}, "E3223", "started again on its own; use `explorer.rollout_model.engine_num`"),
         ({"use_v1": False}, {}, "E1900", "remove `use_v1`"),
-        ({"enable_multimodal": True}, {}, "E1900", "enable_multimodal"),
+        ({"extra_engine_args": {"mm_processor_kwargs": {}}}, {}, "E3224", "mm_processor_kwargs` is set by the engine"),
+        ({"extra_engine_args": {"mm_processor_cache_gb": -1}}, {}, "E1926", "a number of GiB"),
         ({"enable_return_routed_experts": True}, {}, "E1900", "enable_return_routed_experts"),
         ({"nnodes": 2}, {}, "E1900", "remove `nnodes`"),
         ({"extra_engine_args": {"dtype": "float16"}}, {}, "E3224", "write `explorer.rollout_model.dtype`"),

@@ -189,9 +189,24 @@ def _apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]
         )
     if options["enable_thinking"] is None:
         del options["enable_thinking"]
+    messages = [_with_texts_joined(message) for message in messages]
     if any(isinstance(message.get("content"), Mapping) for message in messages):
         messages = _with_results_written(tokenizer, messages, options)
     return _rendered(tokenizer, messages, options)
+
+
+def _with_texts_joined(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with one text in place of parts that are texts.
+
+    Templates of models for text write a list as Python shows it; those of models for images write both alike.
+    """
+    content = message.get("content")
+    if not isinstance(content, list) or not content:
+        return message
+    texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def _with_results_written(

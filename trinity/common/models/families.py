@@ -19,6 +19,10 @@ from typing import Any
 TABLE = Path(__file__).with_name("families.json")
 OWN = ("llama", "qwen2", "qwen3")
 """Families for which trainer and torch engine have their own forward pass; it uses every weight of the family."""
+QKV_BIAS = ("qwen2", "qwen2_5_vl_text")
+"""Types of language models whose queries, keys and values have a bias, and whose other products have none."""
+VISION = ("qwen2_5_vl",)
+"""Families with images that trainer and torch engine compute, with their own forward pass of the language model."""
 
 REFUSED = "refused"
 REFUSED_ON_CPU = "refused on a CPU"
@@ -94,7 +98,7 @@ def critic_problem(kind: str) -> str | None:
     None also for a type that is newer than the table.
     """
     family = families().get(kind)
-    if family is None or family.critic != REFUSED:
+    if kind not in VISION and (family is None or family.critic != REFUSED):
         return None
     fitting = ", ".join(name for name, entry in families().items() if entry.critic == "own")
     return (

@@ -1,11 +1,16 @@
-"""Rotary frequencies by position alone, for engine and trainer alike."""
+"""Rotary frequencies by position alone, for engine and trainer alike.
+
+Dimension key: D = head size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trinity.common.errors import ConfigError
@@ -50,3 +55,15 @@ def _settle(module: nn.Module, layer_type: str | None, max_model_len: int | None
     module.register_buffer(f"{prefix}inv_freq", long, persistent=False)
     # Transformers restores these in calls of short rows.
     setattr(module, f"{prefix}original_inv_freq", long.clone())
+
+
+def rotary_axes(config: Any) -> Int[Tensor, "D"]:
+    """Return the axis whose position rotates each number of a head.
+
+    0 is time, 1 height, 2 width.
+
+    `mrope_section` numbers of each half belong to one axis (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    """
+    sections = config.rope_parameters.get("mrope_section", [16, 24, 24])
+    half = torch.cat([torch.full((size,), axis % 3) for axis, size in enumerate(sections)])
+    return torch.cat([half, half])

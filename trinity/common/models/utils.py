@@ -5,15 +5,9 @@ Also publishes the masking of conversations under its documented import path.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
-from torch._weights_only_unpickler import UnpicklingError
-from torch.distributed.tensor import DTensor, Shard
 
 from trinity.common.errors import CheckpointError
 from trinity.common.models.masking import (
@@ -21,8 +15,8 @@ from trinity.common.models.masking import (
     tokenize_and_mask_messages_default,
     tokenize_and_mask_messages_hf,
 )
+from trinity.common.models.shards import RankShards, has_shards
 from trinity.common.models.weights import has_safetensors, read_tensors
-from trinity.common.tensor_files import read_tensors_of
 
 __all__ = [
     "get_action_mask_method",
@@ -34,7 +28,6 @@ __all__ = [
 ]
 
 LATEST = "latest_checkpointed_iteration.txt"
-_SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 def get_checkpoint_dir_with_step_num(
@@ -86,7 +79,7 @@ def load_state_dict(checkpoint_dir: str | Path) -> dict[str, Tensor]:
         CheckpointError: the folder has neither, or its shards do not fit together (E7003).
     """
     folder = Path(checkpoint_dir)
-    if any(folder.glob("model_world_size_*_rank_*.pt")):
+    if has_shards(folder):
         return load_fsdp_state_dict_from_verl_checkpoint(folder)
     if not has_safetensors(folder):
         raise CheckpointError(
@@ -109,71 +102,7 @@ def load_fsdp_state_dict_from_verl_checkpoint(checkpoint_path: str | Path) -> di
         CheckpointError: a file is missing, unreadable or holds other objects; shards do not fit (E7003).
     """
     folder = Path(checkpoint_path)
-    if not any(folder.glob("model_world_size_*")) and (folder / "actor").is_dir():
+    if not has_shards(folder) and (folder / "actor").is_dir():
         folder = folder / "actor"
-    world_size = _world_size(folder)
-    ranks = [_read(folder / f"model_world_size_{world_size}_rank_{rank}.pt") for rank in range(world_size)]
-    for rank, shard in enumerate(ranks):
-        if shard.keys() != ranks[0].keys():
-            raise CheckpointError(f"{folder}: rank {rank} holds other weights than rank 0", code="E7003")
-    return {name: _joined(name, [shard[name] for shard in ranks], folder) for name in ranks[0]}
-
-
-def _world_size(folder: Path) -> int:
-    if (folder / "fsdp_config.json").is_file():
-        try:
-            return int(json.loads((folder / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{folder}/fsdp_config.json has no world_size: {error}", code="E7003") from error
-    sizes = {int(match[1]) for path in folder.glob("*.pt") if (match := _SHARD.fullmatch(path.name))}
-    if len(sizes) != 1:
-        found = f"files of world sizes {sorted(sizes)}" if sizes else "no file model_world_size_W_rank_R.pt"
-        raise CheckpointError(f"{folder} must hold one veRL model checkpoint, found {found}", code="E7003")
-    return sizes.pop()
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        state = read_tensors_of(path)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}", code="E7003") from error
-    except UnpicklingError as error:
-        raise CheckpointError(f"{path} holds objects other than tensors: {error}", code="E7003") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} must hold a mapping of names to tensors, got {type(state)}", code="E7003")
-    return state
-
-
-def _joined(name: str, shards: Sequence[Tensor], folder: Path) -> Tensor:
-    """Return one weight, joined from its shards in rank order."""
-    first = shards[0]
-    if not isinstance(first, DTensor):
-        return first.detach()
-    ranks, dim = _shard_ranks(first)
-    pieces = [_local(shards[rank]) for rank in ranks]
-    full = pieces[0] if dim is None else torch.cat(pieces, dim=dim)
-    if full.shape != first.shape:
-        raise CheckpointError(
-            f"{folder}: the shards of {name} join to {list(full.shape)}, expected {list(first.shape)}", code="E7003"
-        )
-    return full.detach()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def _shard_ranks(tensor: DTensor) -> tuple[list[int], int | None]:
-    """Return a weight's shard ranks in mesh order and the split dimension.
-
-    The ranks are those of the first replica; the dimension is None for a replicated weight.
-    """
-    mesh = tensor._spec.mesh.mesh
-    dims = [(axis, place.dim) for axis, place in enumerate(tensor._spec.placements) if isinstance(place, Shard)]
-    if not dims:
-        return [int(mesh.flatten()[0])], None
-    if len(dims) > 1:
-        raise CheckpointError("weights split over more than one mesh dimension cannot be read", code="E7003")
-    axis, dim = dims[0]
-    ranks = mesh.movedim(axis, -1).reshape(-1, mesh.shape[axis])[0]
-    return [int(rank) for rank in ranks], dim
+    with RankShards(folder).opened() as weights:
+        return {name: tensor.clone() for name, tensor in weights.items()}  # else it may stay in its file

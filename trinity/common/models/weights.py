@@ -40,7 +40,7 @@ def read_tensors(folder: Path, *, only: Set[str] | None = None) -> Iterator[tupl
 
     The tensors have any shape. With `only`, yield just the weights of those names.
     """
-    for name in _file_names(folder):
+    for name in weight_files(folder):
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
                 if only is None or key in only:
@@ -50,14 +50,15 @@ def read_tensors(folder: Path, *, only: Set[str] | None = None) -> Iterator[tupl
 def read_shapes(folder: Path) -> dict[str, torch.Size]:
     """Return names and shapes of a folder's weights, from the file headers."""
     shapes: dict[str, torch.Size] = {}
-    for name in _file_names(folder):
+    for name in weight_files(folder):
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (the file object is not iterable)
                 shapes[key] = torch.Size(file.get_slice(key).get_shape())
     return shapes
 
 
-def _file_names(folder: Path) -> list[str]:
+def weight_files(folder: Path) -> list[str]:
+    """Return the names of the folder's safetensors files, in their order."""
     if not (folder / INDEX).is_file():
         return [SINGLE]
     return sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))

@@ -76,6 +76,7 @@ class RunningBatch:
         is_fixed: keep all shapes constant, so that the bits of a row do not depend on other slots.
         lag: steps, 0 or 1, by which tokens are read back late; None: 1 on CUDA, else 0.
         prefix_bytes: most memory of the prefix cache, in bytes; 0: there is none.
+        is_compiled: compute steps by compiled kernels, whatever the decoder says; not with fixed shapes.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class RunningBatch:
         is_fixed: bool,
         lag: int | None = None,
         prefix_bytes: int = 0,
+        is_compiled: bool = False,
     ) -> None:
         self.decoder = decoder
         self.num_slots = num_slots
@@ -106,8 +108,14 @@ class RunningBatch:
         self.prefixes = PrefixCache(prefix_bytes, block_bytes=block_bytes) if prefix_bytes else None
         self.prefill = Prefill(decoder, is_fixed=is_fixed, prefixes=self.prefixes)
         self._decode = decoder.decode
+        self._compiled = None
         if isinstance(decoder, FastDecoder) and decoder.device.type == "cuda":
             self._decode = StaticDecoding(decoder, num_slots).decode
+        elif isinstance(decoder, FastDecoder) and not is_fixed and (is_compiled or decoder.is_compiled):
+            from trinity.engine.torch.compiled import CompiledDecoding  # with Numba, half a second of imports
+
+            self._compiled = CompiledDecoding(decoder, max_length)
+            self._decode = self._compiled.decode
         self.lag = int(decoder.device.type == "cuda") if lag is None else lag
         self._drawn: deque[_Drawn] = deque()
 
@@ -220,9 +228,11 @@ class RunningBatch:
         `where` selects the same slots in tensors; `logits` is [B, V]. Rows that ended are finished.
         """
         positions = self.slots.length[where] - self.slots.prompt_length[where]
-        uniform = uniforms(self.slots.key[where], positions)
-        params = self.slots.sampling(where)
-        tokens, logprobs = sample(logits, params, uniform=uniform)
+        keys, params = self.slots.key[where], self.slots.sampling(where)
+        if self._compiled is not None and params.is_plain:
+            tokens, logprobs = self._compiled.sample(logits, params, keys=keys, positions=positions)
+        else:
+            tokens, logprobs = sample(logits, params, uniform=uniforms(keys, positions))
         self.slots.advance(where, tokens)
         rows = [self.slots.rows[slot] for slot in slots]
         for row in rows:
@@ -323,7 +333,8 @@ class RunningBatch:
             if known is not None and known[0] == model_version:
                 done[tuple(row.request.prompt)] = known[1:]
         missing = [prompt for prompt in dict.fromkeys(tuple(row.request.prompt) for row in rows) if prompt not in done]
-        done |= self.prefill.run(missing, model_version)
+        pictures = {picture.number: picture for row in rows for picture in row.request.pictures}
+        done |= self.prefill.run(missing, model_version, pictures=pictures)
         self.counts.prefix_groups += len(missing)
         self.counts.prompt_tokens += sum(len(prompt) for prompt in missing)
         return done

@@ -82,7 +82,8 @@ class StaticDecoding:
 
     def _step(self, tokens: Tensor, positions: Tensor, cache: KVCache, width: int) -> _Step:
         groups = cache.groups(is_static=True)
-        held = (*cache.keys, *cache.values, cache.start, *(t for group in groups for t in group.keys + group.values))
+        shared = (t for group in groups for t in group.keys + group.values)
+        held = (*cache.keys, *cache.values, cache.start, cache.shift, *shared)
         shapes = tuple((group.keys[0].shape, len(group.rows), group.num_places) for group in groups)
         key = (len(tokens), width, shapes, tuple(tensor.data_ptr() for tensor in held), cache.keys[0].stride())
         step = self._steps.get(key)

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from trinity.engine.torch.pieces import Piece
+from trinity.common.images.picture import Picture
+from trinity.engine.torch.pieces import Piece, Sight
 
 
 class Prompts(Protocol):
@@ -119,4 +120,26 @@ class ExtendingDecoder(Decoder, Protocol):
             pieces: the pieces.
             num_tokens: tokens of the pass, filled up with padding; None: those of the pieces.
             num_ends: rows of the logits' product, filled up; None: as many as pieces have `last`.
+        """
+
+
+@runtime_checkable
+class SeeingDecoder(ExtendingDecoder, Protocol):
+    """A decoder that reads images.
+
+    Attributes:
+        image_token: the token that stands for a part of an image in a prompt.
+        merge_size: patches of a token, in each direction.
+    """
+
+    image_token: int
+    merge_size: int
+
+    def look(self, prompt: Sequence[int], pictures: Mapping[int, Picture], *, start: int) -> Sight:
+        """Return what the tokens of a prompt from `start` on are computed from.
+
+        Args:
+            prompt: tokens, negative ones for images (`Picture.tokens`).
+            pictures: the images by their number.
+            start: the tokens before are in the cache.
         """

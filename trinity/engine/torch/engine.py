@@ -18,18 +18,20 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import ConfigError, EngineError, EnvironmentProblem, OutOfMemoryError
+from trinity.common.images.picture import ImageReader
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model_config import import_libraries
 from trinity.common.models.vocabulary import stop_token_ids
 from trinity.common.models.watching import listener
 from trinity.common.models.weights import copy_weights
+from trinity.engine.image_prompts import ImagePrompts, SeenPrompt
 from trinity.engine.local_model import LocalModel
 from trinity.engine.sample import Sample
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.admission import make_admission
 from trinity.engine.torch.batch import RunningBatch
-from trinity.engine.torch.decoder import Decoder
+from trinity.engine.torch.decoder import Decoder, SeeingDecoder
 from trinity.engine.torch.loading import load_decoder
 from trinity.engine.torch.loop import EngineLoop
 from trinity.engine.torch.memory import MEMORY_KEYS, PREFIX_KEY, explained
@@ -54,6 +56,7 @@ class TorchEngine(LocalModel):
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._loaded: tuple[Decoder, EngineLoop, PreTrainedTokenizerBase] | None = None
+        self._images: ImagePrompts | None = None
         self._load_lock = threading.Lock()
         self._staged: dict[asyncio.AbstractEventLoop, list[Request]] = {}
 
@@ -106,6 +109,10 @@ class TorchEngine(LocalModel):
                 is_fixed=settings.is_deterministic,
                 prefix_bytes=self._prefix_bytes(decoder, num_slots=num_slots),
             )
+            if isinstance(decoder, SeeingDecoder) and settings.is_multimodal:
+                kept, merge = settings.image_cache_bytes, decoder.merge_size
+                reader = ImageReader(model.model_path, merge_size=merge, max_bytes=kept)
+                self._images = ImagePrompts(reader, decoder.image_token)
             loop = EngineLoop(batch, make_admission(settings.is_deterministic, settings.is_auxiliary))
             loop.start()
             self._loaded = decoder, loop, tokenizer
@@ -177,6 +184,11 @@ class TorchEngine(LocalModel):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer with its chat template."""
         return self._ready()[2]
+
+    @property
+    def images(self) -> ImagePrompts | None:
+        """What renders conversations with images; None: the model reads none."""
+        return self._images
 
     @property
     def model_version(self) -> int:
@@ -251,6 +263,7 @@ class TorchEngine(LocalModel):
                 "num_slots": float(loop.batch.num_slots),
             }
             | self.turns
+            | ({} if self._images is None else self._images.reader.totals)
             | ({} if prefixes is None else prefixes.table())
             | self.gauge.table(version=loop.model_version, num_slots=loop.batch.num_slots)
         )
@@ -270,13 +283,22 @@ class TorchEngine(LocalModel):
         )
 
     async def _sample(
-        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+        self, prompt: SeenPrompt, params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
         """Return samples; submit all requests of an event loop's turn together."""
         engine = self._ready()[1]
         caller = asyncio.get_running_loop()
         future: asyncio.Future[list[Sample]] = caller.create_future()
-        request = Request(prompt, params, keys=keys, ids=ids, loop=caller, future=future, listener=listener())
+        request = Request(
+            prompt.keys,
+            params,
+            keys=keys,
+            ids=ids,
+            loop=caller,
+            future=future,
+            listener=listener(),
+            pictures=prompt.pictures,
+        )
         staged = self._staged.setdefault(request.loop, [])
         staged.append(request)
         if len(staged) == 1:

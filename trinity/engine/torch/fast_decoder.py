@@ -17,12 +17,13 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from trinity.common.models.families import OWN
+from trinity.common.models.families import OWN, QKV_BIAS
 from trinity.engine.torch.attention import NumberTypes, attend, attend_causal, hidden_after
 from trinity.engine.torch.kv_cache import KVCache, Prefix
 from trinity.engine.torch.pieces import CausalBiases, Piece
 from trinity.engine.torch.shared_prompts import Group
 from trinity.engine.torch.transfer import upload
+from trinity.utils.fused.choice import uses_kernels
 from trinity.utils.products import Weight
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -34,7 +35,7 @@ _MLP_ROWS = 512
 
 def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
     """Return whether the fast path supports this model and length."""
-    if config.model_type not in OWN or config.hidden_act != "silu":
+    if config.model_type not in (*OWN, *QKV_BIAS) or config.hidden_act != "silu":
         return False
     values = config.to_dict()
     rope_type = (values.get("rope_parameters") or {}).get("rope_type", "default")
@@ -44,8 +45,8 @@ def is_fast(config: PreTrainedConfig, *, max_model_len: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """Weights of one layer, with fused `qkv` and `gate_up`.
+class Layer:
+    """Weights of a layer, with fused `qkv` and `gate_up`.
 
     `qkv` is [(Q + 2H) D, d], `gate_up` [2F, d].
     """
@@ -93,6 +94,8 @@ class FastDecoder:
 
     kind = "fast"
     can_share_prompts = True
+    root = "model"
+    """Name of the module that holds the layers."""
 
     def __init__(
         self,
@@ -111,36 +114,47 @@ class FastDecoder:
         self.num_query_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(config.num_key_value_heads or self.num_query_heads)
         self.head_size = int(config.to_dict().get("head_dim") or config.hidden_size // self.num_query_heads)
+        self.query_size = self.num_query_heads * self.head_size
         self.eps = float(config.rms_norm_eps)
         self.is_tied = bool(config.tie_word_embeddings)
         cached = 2 * config.num_hidden_layers * self.num_kv_heads * self.head_size
         self.kv_bytes_per_token = cached * torch.empty((), dtype=dtype).element_size()
         # Same number type as the activations: a float32 table would promote bfloat16 queries and keys.
         self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
+        self.is_compiled = not is_exact and uses_kernels(self._num_elements(), device=device, dtype=dtype)
         self.embed = self._new(self.vocab_size, config.hidden_size)
         self.head = (
-            Weight(self.embed, is_shared=True)
+            Weight(self.embed, is_shared=True, is_compiled=self.is_compiled)
             if self.is_tied
             else self._new_weight(self.vocab_size, config.hidden_size)
         )
         self.norm = self._new(config.hidden_size)
         self.layers = [self._new_layer() for _ in range(config.num_hidden_layers)]
-        self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self.targets().values())
+        targets = self.targets().values()
+        self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in targets)
+
+    def _num_elements(self) -> int:
+        """Return the number of elements of all matrices."""
+        config, vectors = self.config, 2 * (self.num_query_heads + self.num_kv_heads) * self.head_size
+        of_layer = config.hidden_size * (vectors + 3 * config.intermediate_size)
+        of_tokens = config.hidden_size * self.vocab_size
+        return int(of_layer * config.num_hidden_layers + of_tokens * (1 if self.is_tied else 2))
 
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _new_weight(self, *shape: int) -> Weight:
-        return Weight(self._new(*shape))
+        return Weight(self._new(*shape), is_compiled=self.is_compiled)
 
-    def _new_layer(self) -> _Layer:
+    def _new_layer(self) -> Layer:
         config, heads = self.config, self.num_query_heads + 2 * self.num_kv_heads
-        has_out_bias = config.model_type != "qwen2" and bool(config.attention_bias)
+        has_bias = config.model_type in QKV_BIAS
+        has_out_bias = not has_bias and bool(config.attention_bias)
         has_norm = config.model_type == "qwen3"
-        return _Layer(
+        return Layer(
             input_norm=self._new(config.hidden_size),
             qkv=self._new_weight(heads * self.head_size, config.hidden_size),
-            qkv_bias=self._new(heads * self.head_size) if has_out_bias or config.model_type == "qwen2" else None,
+            qkv_bias=self._new(heads * self.head_size) if has_out_bias or has_bias else None,
             query_norm=self._new(self.head_size) if has_norm else None,
             key_norm=self._new(self.head_size) if has_norm else None,
             out=self._new_weight(config.hidden_size, self.num_query_heads * self.head_size),
@@ -155,16 +169,16 @@ class FastDecoder:
 
         They are to be read and written before the next pass.
         """
-        targets = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
+        targets = {f"{self.root}.embed_tokens.weight": self.embed, f"{self.root}.norm.weight": self.norm}
         head = self.head.plain()
         if not self.is_tied:
             targets["lm_head.weight"] = head
         for index, layer in enumerate(self.layers):
             for name, tensor in self._layer_targets(layer).items():
-                targets[f"model.layers.{index}.{name}"] = tensor
+                targets[f"{self.root}.layers.{index}.{name}"] = tensor
         return targets
 
-    def _layer_targets(self, layer: _Layer) -> dict[str, Tensor]:
+    def _layer_targets(self, layer: Layer) -> dict[str, Tensor]:
         sizes = [self.num_query_heads * self.head_size] + 2 * [self.num_kv_heads * self.head_size]
         targets = {
             "input_layernorm.weight": layer.input_norm,
@@ -193,7 +207,7 @@ class FastDecoder:
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return normed.to(x.dtype) * weight
 
-    def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries [..., Q, D] and keys, and values [..., H, D].
 
         `hidden` is [..., d]; `cos` and `sin` are [..., 1, D].
@@ -209,7 +223,7 @@ class FastDecoder:
         queries, keys = rotated.split((self.num_query_heads, self.num_kv_heads), dim=-2)
         return queries, keys, values
 
-    def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+    def _after_attention(self, layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = hidden + layer.out.product(attended, layer.out_bias)
         gate, up = layer.gate_up.product(self._rms_norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
         return hidden + layer.down.product(functional.silu(gate).mul_(up))
@@ -243,7 +257,7 @@ class FastDecoder:
         """Return the slots' cache; see `Decoder`."""
         return KVCache(num_slots, max_length, is_fixed=is_fixed)
 
-    def _mlp_by_parts(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+    def _mlp_by_parts(self, layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Return a layer's output by parts, which limits activation memory."""
         rows, inputs = hidden.flatten(0, -2), attended.flatten(0, -2)
         if len(rows) <= _MLP_ROWS:
@@ -251,7 +265,7 @@ class FastDecoder:
         parts = zip(rows.split(_MLP_ROWS), inputs.split(_MLP_ROWS), strict=True)
         return torch.cat([self._after_attention(layer, *part) for part in parts]).view_as(hidden)
 
-    def _last_layer(self, layer: _Layer, hidden: Tensor, queries: Tensor, kept: Prefix, last: Tensor) -> Tensor:
+    def _last_layer(self, layer: Layer, hidden: Tensor, queries: Tensor, kept: Prefix, last: Tensor) -> Tensor:
         """Return the last layer's output [G, d] at the positions `last` only."""
         rows = torch.arange(len(last), device=last.device)
         bias = hidden_after(last + 1, kept.length, self.types.wide)
@@ -275,10 +289,7 @@ class FastDecoder:
         """Compute pieces of prompts in one pass; see `ExtendingDecoder`."""
         sizes = [len(piece.tokens) for piece in pieces]
         filled = sum(sizes)
-        padding = [0] * ((num_tokens or filled) - filled)
-        place = upload([p for piece in pieces for p in range(piece.start, piece.end)] + padding, self.device)
-        hidden = self.embed[upload([token for piece in pieces for token in piece.tokens] + padding, self.device)]
-        cos, sin = self.cos[place][:, None], self.sin[place][:, None]
+        hidden, cos, sin = self._inputs(pieces, padding=[0] * ((num_tokens or filled) - filled))
         biases = CausalBiases(self.num_query_heads // self.num_kv_heads, self.types, self.device)
         for index, layer in enumerate(self.layers[:-1]):
             queries, keys, values = self._qkv(layer, hidden, cos, sin)
@@ -293,6 +304,12 @@ class FastDecoder:
         for piece, key, value in zip(pieces, *(t[:filled].split(sizes) for t in (keys, values)), strict=True):
             piece.write(len(self.layers) - 1, key, value)
         return self._ends(pieces, hidden, queries, num_ends)
+
+    def _inputs(self, pieces: Sequence[Piece], *, padding: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the embeddings [T, d] of a pass, and its rotations [T, 1, D]."""
+        place = upload([p for piece in pieces for p in range(piece.start, piece.end)] + padding, self.device)
+        hidden = self.embed[upload([token for piece in pieces for token in piece.tokens] + padding, self.device)]
+        return hidden, self.cos[place][:, None], self.sin[place][:, None]
 
     def _ends(self, pieces: Sequence[Piece], hidden: Tensor, queries: Tensor, num_ends: int | None) -> Tensor:
         """Return the logits [E, V] after the last token of each prompt that ends.
@@ -326,7 +343,8 @@ class FastDecoder:
         rows = torch.arange(num_rows, device=tokens.device)
         own = positions - cache.start[:num_rows]
         hidden = self.embed[tokens]
-        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        place = positions + cache.shift[:num_rows]
+        cos, sin = self.cos[place][:, None], self.sin[place][:, None]
         bias = hidden_after(own + 1, width, self.types.wide)
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._qkv(layer, hidden, cos, sin)

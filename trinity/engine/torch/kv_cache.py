@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trinity.engine.torch.shared_prompts import Group, Prefix, SharedPrompts
+from trinity.engine.torch.shared_prompts import Group, Prefix, PromptTable, SharedPrompts
 from trinity.engine.torch.transfer import upload
 
 __all__ = ["KVCache", "Prefix"]
@@ -24,7 +24,7 @@ class KVCache:
     """Keys and values of up to S sequences of up to L tokens.
 
     Each layer has keys and values [S, H, L, D]. A slot holds a sequence from its position `start` on; the tokens before
-    that are a prompt that it shares.
+    that are a prompt that it shares. The rotary position of a token is its place plus the slot's `shift`.
 
     Args:
         num_slots: S.
@@ -40,6 +40,7 @@ class KVCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.start = torch.zeros(num_slots, dtype=torch.long)
+        self.shift = torch.zeros(num_slots, dtype=torch.long)
         self._shared = SharedPrompts(keeps_long_apart=is_fixed)
 
     def reserve(self, rows: int, width: int) -> None:
@@ -63,18 +64,23 @@ class KVCache:
         self._shared.add(slots, prefix)
 
     def _begin(self, slots: Sequence[int], prefix: Prefix, *, start: int) -> Tensor:
-        """Allocate on first use and set the slots' `start`; return an index."""
+        """Allocate on first use, set `start` and `shift`; return an index."""
         if not self.keys:
             self.keys = [self._empty(tensor) for tensor in prefix.keys]
             self.values = [self._empty(tensor) for tensor in prefix.values]
-        self.start = self.start.to(prefix.keys[0].device)
+        self.start, self.shift = (tensor.to(prefix.keys[0].device) for tensor in (self.start, self.shift))
         index = upload(slots, self.start.device)
         self.start[index] = start
+        self.shift[index] = prefix.shift
         return index
 
     def groups(self, *, is_static: bool = False) -> list[Group]:
         """Return the shared prompts for a step of all slots up to the last used."""
         return self._shared.groups(is_static=is_static)
+
+    def prompt_table(self, num_rows: int) -> PromptTable:
+        """Return where the prompts are that the first `num_rows` slots share."""
+        return self._shared.table(num_rows, len(self.keys))
 
     def span(self, slot: int, start: int, end: int, *, prompt_length: int) -> Float[Tensor, "N H T D"]:
         """Return a copy of keys, then values of some of a slot's tokens.
@@ -92,6 +98,8 @@ class KVCache:
     def release(self, slots: Sequence[int]) -> None:
         """Release the prompts that `slots` share."""
         self._shared.release(slots)
+        if slots:
+            self.shift.index_fill_(0, upload(slots, self.shift.device), 0)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], *, width: int) -> None:
         """Copy the first `width` own positions of `sources` over `targets`.
@@ -102,6 +110,7 @@ class KVCache:
             return
         source, target = upload(sources, self.start.device), upload(targets, self.start.device)
         self.start[target] = self.start[source]
+        self.shift[target] = self.shift[source]
         for tensor in self.keys + self.values:
             tensor[target, :, :width] = tensor[source, :, :width]
         self._shared.move(sources, targets)

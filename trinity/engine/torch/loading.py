@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from trinity.common.errors import EngineError, EnvironmentProblem, SyncError
 from trinity.common.models.families import engine_problem
 from trinity.common.models.model_config import read_model_config
+from trinity.common.models.vision import is_vision, language_config, module_name
 from trinity.common.models.weights import copy_weights, has_safetensors, model_folder, read_tensors
 from trinity.engine.torch.decoder import Decoder
 from trinity.engine.torch.fast_decoder import FastDecoder, is_fast
@@ -55,13 +57,17 @@ def load_decoder(
         )
     if problem := engine_problem(config.to_dict()):
         raise EngineError(problem, code="E5604")
-    if is_fast_allowed and is_fast(config, max_model_len=max_model_len):
-        fast = FastDecoder(config, dtype=dtype, device=device, max_model_len=max_model_len, is_exact=is_exact)
+    language = language_config(config) if is_vision(config) else config
+    if is_fast_allowed and is_fast(language, max_model_len=max_model_len):
+        fast = _fast_class(config)(config, dtype=dtype, device=device, max_model_len=max_model_len, is_exact=is_exact)
         try:
-            copy_weights(fast.targets(), _read(folder), optional=fast.optional_names(), source=str(folder))
+            weights = _read(folder, is_vision=is_vision(config))
+            copy_weights(fast.targets(), weights, optional=fast.optional_names(), source=str(folder))
         except (SyncError, SafetensorError, OSError) as error:
             raise EnvironmentProblem(f"cannot read the weights in {folder}: {error}", code="E3101") from error
         return fast
+    if is_vision(config):
+        raise _unusual(config.model_type)
     from trinity.engine.torch.hf_loading import load_hf_decoder  # with all of transformers, seconds of imports
 
     return load_hf_decoder(
@@ -75,6 +81,23 @@ def load_decoder(
     )
 
 
-def _read(folder: Path) -> Mapping[str, Tensor]:
+def _fast_class(config: PreTrainedConfig) -> type[FastDecoder]:
+    if not is_vision(config):
+        return FastDecoder
+    from trinity.engine.torch.vision_decoder import VisionDecoder  # with all of transformers, seconds of imports
+
+    return VisionDecoder
+
+
+def _unusual(kind: str) -> EngineError:
+    return EngineError(
+        f"the torch engine does not serve this model of type {kind}: its language model has a window, scaled rotary "
+        "positions or another activation",
+        code="E5604",
+    )
+
+
+def _read(folder: Path, *, is_vision: bool) -> Mapping[str, Tensor]:
     # Older Llama folders hold a table that is computed, not learned.
-    return {name: tensor for name, tensor in read_tensors(folder) if not name.endswith("rotary_emb.inv_freq")}
+    read = {name: tensor for name, tensor in read_tensors(folder) if not name.endswith("rotary_emb.inv_freq")}
+    return {module_name(name): tensor for name, tensor in read.items()} if is_vision else read

@@ -22,6 +22,23 @@ from trinity.engine.torch.transfer import upload
 
 
 @dataclass(frozen=True, eq=False)
+class Sight:
+    """What a decoder has seen of a prompt with images.
+
+    Attributes:
+        inputs: what stands for the tokens from `start` on in the place of their embeddings, [P - start, d].
+        positions: rotary positions of all tokens in time, height and width, [3, P].
+        start: the first token of `inputs`.
+        shift: rotary position of the token after the prompt, less its place.
+    """
+
+    inputs: Tensor
+    positions: Tensor
+    start: int
+    shift: int
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
     """Tokens of a prompt that continue what is known of it.
 
@@ -34,12 +51,14 @@ class Piece:
             computed; the pass fills what follows.
         last: position of the prompt's last token, if it is in this piece and its logits are wanted; tokens after it are
             padding.
+        sight: what was seen of the prompt, if it has images; `tokens` are then only counted.
     """
 
     tokens: Sequence[int]
     start: int
     states: Tensor
     last: int | None = None
+    sight: Sight | None = None
 
     @property
     def end(self) -> int:

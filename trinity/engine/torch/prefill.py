@@ -5,14 +5,15 @@ Dimension key: V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from trinity.engine.torch.decoder import Decoder, ExtendingDecoder, Prompts
+from trinity.common.images.picture import Picture
+from trinity.engine.torch.decoder import Decoder, ExtendingDecoder, Prompts, SeeingDecoder
 from trinity.engine.torch.kv_cache import Prefix
-from trinity.engine.torch.pieces import Piece
+from trinity.engine.torch.pieces import Piece, Sight
 from trinity.engine.torch.prefix_cache import BLOCK_TOKENS, PrefixCache
 
 _MAX_TOKENS = 4096
@@ -31,7 +32,8 @@ class Prefill:
 
     With fixed shapes a pass of the fast path always has the same number of tokens, in pieces that begin at a multiple
     of `BLOCK_TOKENS`. So the bits of a token's keys and values are a function of the prompt up to that token,
-    whichever pass computed them: they are the same with and without the cache.
+    whichever pass computed them: they are the same with and without the cache. A prompt with images is always computed
+    in pieces; equal images have equal tokens in it, and only they.
 
     Args:
         decoder: the model.
@@ -44,23 +46,27 @@ class Prefill:
         self.is_fixed = is_fixed
         self.prefixes = prefixes
 
-    def run(self, prompts: Sequence[Prompt], version: int) -> dict[Prompt, Prefilled]:
+    def run(
+        self, prompts: Sequence[Prompt], version: int, *, pictures: Mapping[int, Picture] | None = None
+    ) -> dict[Prompt, Prefilled]:
         """Return logits [V] after each prompt, and its cache.
 
-        The prompts differ; `version` is that of the weights.
+        The prompts differ; `version` is that of the weights, `pictures` are the images of all prompts by number.
         """
         decoder = self.decoder
+        pictures = pictures or {}
         if not isinstance(decoder, ExtendingDecoder):
             if self.prefixes is not None:
                 self.prefixes.totals.bypassed_tokens += sum(map(len, prompts))
             return self._whole(prompts)
         if self.prefixes is None:
-            unknown: dict[Prompt, list[Tensor]] = {prompt: [] for prompt in prompts}
-            return self._extended(decoder, unknown) if self.is_fixed else self._whole(prompts)
+            unknown: dict[Prompt, list[Tensor]] = {p: [] for p in prompts if self.is_fixed or min(p) < 0}
+            made = self._extended(decoder, unknown, pictures) if unknown else {}
+            return made | self._whole([prompt for prompt in prompts if prompt not in unknown])
         done: dict[Prompt, Prefilled] = {}
         for found in self._waves(self.prefixes, prompts, version):
-            is_hit = {prompt: bool(blocks) or self.is_fixed for prompt, blocks in found.items()}
-            made = self._extended(decoder, {prompt: found[prompt] for prompt in found if is_hit[prompt]})
+            is_hit = {prompt: bool(blocks) or self.is_fixed or min(prompt) < 0 for prompt, blocks in found.items()}
+            made = self._extended(decoder, {prompt: found[prompt] for prompt in found if is_hit[prompt]}, pictures)
             made |= self._whole([prompt for prompt in found if not is_hit[prompt]])
             for prompt, (_, prefix) in made.items():
                 assert isinstance(prefix, Prefix), "a decoder that extends prompts keeps keys and values"
@@ -93,19 +99,27 @@ class Prefill:
             waiting = [prompt for prompt in waiting if prompt not in wave]
             yield wave
 
-    def _extended(self, decoder: ExtendingDecoder, found: dict[Prompt, list[Tensor]]) -> dict[Prompt, Prefilled]:
+    def _extended(
+        self, decoder: ExtendingDecoder, found: dict[Prompt, list[Tensor]], pictures: Mapping[int, Picture]
+    ) -> dict[Prompt, Prefilled]:
         """Return logits and cache of prompts; `found` has their first blocks."""
         states = {prompt: self._begun(decoder, prompt, blocks) for prompt, blocks in found.items()}
         pieces: list[Piece] = []
+        shifts = dict.fromkeys(found, 0)
         for prompt, blocks in found.items():
-            pieces += self._pieces(prompt, states[prompt], start=len(blocks) * BLOCK_TOKENS)
+            start, sight = len(blocks) * BLOCK_TOKENS, None
+            if min(prompt) < 0:
+                assert isinstance(decoder, SeeingDecoder), "only for it a prompt has images"
+                sight = decoder.look(prompt, pictures, start=start)
+                shifts[prompt] = sight.shift
+            pieces += self._pieces(prompt, states[prompt], start=start, sight=sight)
         logits: list[Tensor] = []
         for batch in self._passes(pieces):
             num_tokens = _FIXED_TOKENS if self.is_fixed else None
             num_ends = _FIXED_TOKENS // BLOCK_TOKENS if self.is_fixed else None
             logits += decoder.extend(batch, num_tokens=num_tokens, num_ends=num_ends).unbind(0)
         return {
-            prompt: (row.clone(), Prefix.of(states[prompt][:, :, : len(prompt)]))
+            prompt: (row.clone(), Prefix.of(states[prompt][:, :, : len(prompt)], shift=shifts[prompt]))
             for prompt, row in zip(found, logits, strict=True)
         }
 
@@ -117,14 +131,14 @@ class Prefill:
             states[:, :, index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS] = block
         return states
 
-    def _pieces(self, prompt: Prompt, states: Tensor, *, start: int) -> Iterator[Piece]:
+    def _pieces(self, prompt: Prompt, states: Tensor, *, start: int, sight: Sight | None) -> Iterator[Piece]:
         size = BLOCK_TOKENS if self.is_fixed else _MAX_PIECE
         for begin in range(start, len(prompt), size):
-            tokens = list(prompt[begin : begin + size])
+            tokens = [max(token, 0) for token in prompt[begin : begin + size]]
             last = len(prompt) - 1 if begin + size >= len(prompt) else None
             if self.is_fixed:
                 tokens += [0] * (size - len(tokens))
-            yield Piece(tokens, begin, states, last)
+            yield Piece(tokens, begin, states, last, sight)
 
     def _passes(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
         limit = _FIXED_TOKENS if self.is_fixed else _MAX_TOKENS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from trinity.common.images.picture import Picture
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.watching import Listener, Top
 from trinity.engine.sample import Sample
@@ -30,6 +31,7 @@ class Request:
         num_admitted: rows that have got a slot.
         samples: finished samples by index.
         is_cancelled: the caller no longer waits.
+        pictures: the images of the prompt, whose tokens in it are negative.
     """
 
     prompt: list[int]
@@ -43,6 +45,7 @@ class Request:
     num_admitted: int = 0
     samples: dict[int, Sample] = field(default_factory=dict)
     is_cancelled: bool = False
+    pictures: tuple[Picture, ...] = ()
 
     def rows(self) -> list[RunningRow]:
         """Return one row per sample."""

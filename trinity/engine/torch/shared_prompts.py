@@ -28,10 +28,12 @@ class Prefix:
     Attributes:
         keys: one tensor [G, H, P, D] a layer.
         values: likewise.
+        shift: what is added to the places of tokens after the prompt for their rotary positions.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
+    shift: int = 0
 
     @property
     def length(self) -> int:
@@ -48,13 +50,14 @@ class Prefix:
         return Prefix(
             [key[index : index + 1, :, :length].clone() for key in self.keys],
             [value[index : index + 1, :, :length].clone() for value in self.values],
+            self.shift,
         )
 
     @classmethod
-    def of(cls, states: Float[Tensor, "N H P D"]) -> Prefix:
+    def of(cls, states: Float[Tensor, "N H P D"], *, shift: int = 0) -> Prefix:
         """Return the prefix of a prompt whose keys, then values are one tensor."""
         keys, values = states.unsqueeze(1).chunk(2)
-        return cls(list(keys.unbind(0)), list(values.unbind(0)))
+        return cls(list(keys.unbind(0)), list(values.unbind(0)), shift)
 
     def span(self, start: int, end: int) -> Float[Tensor, "N H T D"]:
         """Return a copy of keys, then values of the first prompt's tokens.
@@ -123,6 +126,23 @@ class Group:
         apart = values.view(num_prompts, heads, self.num_places, size // self.num_places, width).transpose(1, 2)
         rows = apart.reshape(-1, heads, size // self.num_places, width)
         return rows if self.is_whole else rows[self.places]
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """Where the prompt of each row of a step is.
+
+    Attributes:
+        keys: addresses [layers, B] of keys [H, W, D]; 0: the row has no shared prompt.
+        values: likewise.
+        lengths: tokens [B].
+        widths: W [B].
+    """
+
+    keys: Int[Tensor, "layers B"]
+    values: Int[Tensor, "layers B"]
+    lengths: Int[Tensor, "B"]
+    widths: Int[Tensor, "B"]
 
 
 @dataclass(eq=False)
@@ -203,6 +223,7 @@ class SharedPrompts:
         self._place_of: dict[int, tuple[_Shelf, int]] = {}
         self._known: WeakKeyDictionary[Prefix, tuple[_Shelf, int]] = WeakKeyDictionary()
         self._groups: dict[bool, list[Group]] = {}
+        self._tables: dict[int, PromptTable] = {}
 
     def add(self, slots: Sequence[int], prefix: Prefix) -> None:
         """Assign the prompt of `prefix` to `slots`, besides its present slots."""
@@ -212,7 +233,7 @@ class SharedPrompts:
         shelf, index = place
         shelf.slots[index].extend(slots)
         self._place_of |= dict.fromkeys(slots, place)
-        self._groups.clear()
+        self._forget()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move the prompts of slots `sources` to `targets`; copy nothing."""
@@ -221,7 +242,7 @@ class SharedPrompts:
                 continue
             shelf, index = self._place_of[target] = self._place_of.pop(source)
             shelf.slots[index][shelf.slots[index].index(source)] = target
-            self._groups.clear()
+            self._forget()
 
     def release(self, slots: Sequence[int]) -> None:
         """Unassign the prompts of `slots`; free those without a slot."""
@@ -233,7 +254,7 @@ class SharedPrompts:
             if not shelf.slots[index]:
                 for prefix in [prefix for prefix, known in self._known.items() if known == place]:
                     del self._known[prefix]
-            self._groups.clear()
+            self._forget()
         self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
 
     def span(self, slot: int, start: int, end: int) -> list[Tensor]:
@@ -250,6 +271,29 @@ class SharedPrompts:
             is_only = len(self._shelves) == 1
             self._groups[is_static] = [shelf.group(is_static=is_static, is_only=is_only) for shelf in self._shelves]
         return self._groups[is_static]
+
+    def table(self, num_rows: int, num_layers: int) -> PromptTable:
+        """Return where the prompts of the first `num_rows` slots are.
+
+        It stays the same until a slot changes. The tensors that it points into are held here.
+        """
+        if num_rows not in self._tables:
+            addresses = torch.zeros(2, num_layers, num_rows, dtype=torch.long)
+            lengths, widths = (torch.zeros(num_rows, dtype=torch.long) for _ in range(2))
+            for shelf in self._shelves:
+                pairs = [(slot, place) for place, slots in enumerate(shelf.slots) for slot in slots if slot < num_rows]
+                slots, places = (upload(column, lengths.device) for column in zip(*pairs, strict=True))
+                first = torch.tensor([[t.data_ptr() for t in tensors] for tensors in (shelf.keys, shelf.values)])
+                step = shelf.keys[0].stride(0) * shelf.keys[0].element_size()
+                addresses[:, :, slots] = first[..., None] + places * step
+                lengths[slots] = torch.tensor(shelf.lengths)[places]
+                widths[slots] = shelf.width
+            self._tables[num_rows] = PromptTable(addresses[0], addresses[1], lengths, widths)
+        return self._tables[num_rows]
+
+    def _forget(self) -> None:
+        self._groups.clear()
+        self._tables.clear()
 
     def clear(self) -> None:
         """Free the memory."""

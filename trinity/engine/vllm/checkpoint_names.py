@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.vision import is_vision
 from trinity.common.models.weights import read_shapes
 
 _LAYER = re.compile(r"^.*?\.\d+\.")
@@ -94,7 +95,8 @@ def _skeleton(
     """Return a folder's model without memory, for its weight conversions."""
     try:
         with torch.device("meta"):
-            kind: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))
+            auto = AutoModelForImageTextToText if is_vision(config) else AutoModelForCausalLM
+            kind: Any = type(auto.from_config(config, trust_remote_code=trust_remote_code))
         empty = {name: torch.empty(shape, device="meta") for name, shape in in_files.items()}
         return kind.from_pretrained(None, config=config, state_dict=empty, device_map="meta", dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:

@@ -22,20 +22,18 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trinity.common.errors import ConfigError, EngineError, EnvironmentProblem
+from trinity.common.images.picture import ImageReader
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model_config import import_libraries
 from trinity.common.models.vocabulary import drawable, stop_token_ids
+from trinity.engine.image_prompts import ImagePrompts, SeenPrompt
 from trinity.engine.local_model import LocalModel
 from trinity.engine.sample import Sample
+from trinity.engine.vllm.asking import ask
 from trinity.engine.vllm.core_watch import watch_over
 from trinity.engine.vllm.requests import RequestProgress, Scored, Texts, is_early, sample_of, stops_of
-from trinity.engine.vllm.settings import (
-    OWN_ARGS,
-    TORCH_INSTEAD,
-    VLLMSettings,
-    engine_arguments,
-)
+from trinity.engine.vllm.settings import TORCH_INSTEAD, VLLMSettings, engine_arguments
 from trinity.engine.vllm.start import async_llm, check_installed, difference, refusal, trial_of
 from trinity.engine.vllm.state import Started, VLLMTotals, running_task
 from trinity.engine.vllm.weights import read_facts, written_weights
@@ -61,6 +59,7 @@ class VLLMEngine(LocalModel):
         self._started: Started | None = None
         self._prepare_lock = threading.Lock()
         self._failure: EngineError | None = None
+        self._images: ImagePrompts | None = None
         self._version = 0
         self._counts = VLLMTotals()
         self.workers: list[dict[str, Any]] = []
@@ -123,9 +122,12 @@ class VLLMEngine(LocalModel):
         ids = drawable(tokenizer, facts.vocab_size, stop_ids)
         self._num_tokens = ids.num_tokens
         own = {"temperature": self._temperature, **asdict(ids)}
-        sizes, folder, changed = facts.text_config, facts.folder, facts.changed
+        if facts.image_token is not None and settings.is_multimodal:
+            reader = ImageReader(facts.folder, merge_size=facts.merge_size, max_bytes=settings.image_cache_bytes)
+            self._images = ImagePrompts(reader, facts.image_token)
+        of_model: dict[str, Any] = {"changed": facts.changed, "has_images": facts.image_token is not None}
         arguments = engine_arguments(
-            settings, sizes, folder=folder, dtype=dtype, is_cpu=is_cpu, own=own, changed=changed
+            settings, facts.text_config, folder=facts.folder, dtype=dtype, is_cpu=is_cpu, own=own, **of_model
         )
         slots = asyncio.Semaphore(settings.max_num_seqs)
         loop = asyncio.get_running_loop()
@@ -151,7 +153,7 @@ class VLLMEngine(LocalModel):
         length = max(1, min(_TRIED_TOKENS, self._max_model_len - 1))
         tokens = [number % self._num_tokens for number in range(length)]
         params = GenerateParams(max_tokens=1, ignore_eos=True)
-        _, before = await self._one(tokens, params, 0, forced=tokens[:1])
+        _, before = await self._one(SeenPrompt(tokens), params, 0, forced=tokens[:1])
         if started.facts.names is None:
             return
         try:
@@ -163,7 +165,7 @@ class VLLMEngine(LocalModel):
             raise refusal(started.facts, f"whose reload ends with {type(error).__name__}: {error}") from error
         reason = next((each for each in reasons if each is not None), None)
         if reason is None:
-            _, after = await self._one(tokens, params, 0, forced=tokens[:1])
+            _, after = await self._one(SeenPrompt(tokens), params, 0, forced=tokens[:1])
             reason = difference(before, after, dtype=started.dtype)
         if reason is not None:
             raise refusal(started.facts, reason)
@@ -181,6 +183,11 @@ class VLLMEngine(LocalModel):
         return self._ready().tokenizer
 
     @property
+    def images(self) -> ImagePrompts | None:
+        """What renders conversations with images; None: the model reads none."""
+        return self._images
+
+    @property
     def model_version(self) -> int:
         """Version of the weights: 0 as loaded, then that of the last update."""
         return self._version
@@ -195,10 +202,10 @@ class VLLMEngine(LocalModel):
         return await bounded(asyncio.wrap_future(future), seconds, what=what, setting=setting)
 
     async def _sample(
-        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+        self, prompt: SeenPrompt, params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
         """Return the samples, one request each; vLLM shares the prompt's cache."""
-        self._counts.prompt_tokens += len(prompt)
+        self._counts.prompt_tokens += len(prompt.tokens)
 
         async def one(key: int) -> Sample:
             sample, _ = await self._one(prompt, params, key, stops=stops_of(params))
@@ -218,7 +225,7 @@ class VLLMEngine(LocalModel):
         params = GenerateParams(temperature=temperature, max_tokens=len(tokens) - start, ignore_eos=True)
 
         async def score() -> Float[Tensor, "scored"]:
-            sample, scored = await self._one(tokens[:start], params, 0, forced=tokens[start:])
+            sample, scored = await self._one(SeenPrompt(tokens[:start]), params, 0, forced=tokens[start:])
             return torch.cat([torch.tensor(scored[1:]), sample.logprobs])
 
         return await self._answer(score(), what="logprobs")
@@ -230,7 +237,13 @@ class VLLMEngine(LocalModel):
             raise group.exceptions[0] from None
 
     async def _one(
-        self, prompt: list[int], params: GenerateParams, key: int, *, forced: list[int] | None = None, stops: Texts = ()
+        self,
+        prompt: SeenPrompt,
+        params: GenerateParams,
+        key: int,
+        *,
+        forced: list[int] | None = None,
+        stops: Texts = (),
     ) -> Scored:
         """Return one sample, and with `forced` tokens also the prompt's logprobs."""
         started = self._ready()
@@ -252,7 +265,7 @@ class VLLMEngine(LocalModel):
     async def _ask(
         self,
         name: str,
-        prompt: list[int],
+        prompt: SeenPrompt,
         params: GenerateParams,
         *,
         key: int,
@@ -260,37 +273,16 @@ class VLLMEngine(LocalModel):
         progress: RequestProgress,
         stops: Texts,
     ) -> Scored:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         started = self._ready()
-        own = {
-            "id": name,
-            "key": key,
-            "forced": forced or [],
-            **{field: getattr(params, field) for field in ("temperature", "top_k", "top_p", "min_tokens")},
-        }
-        asked = SamplingParams(
-            temperature=0.0,
-            max_tokens=params.max_tokens,
-            stop=list(stops),
-            stop_token_ids=[] if params.ignore_eos else started.stop_ids,
-            ignore_eos=True,
-            detokenize=bool(stops),
-            logprobs=0,
-            prompt_logprobs=None if forced is None else 0,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={OWN_ARGS: own},
-        )
-        last = None
+        given: dict[str, Any] = {"key": key, "forced": forced, "stops": stops, "stop_ids": started.stop_ids}
         try:
-            async for output in started.llm.generate(TokensPrompt(prompt_token_ids=prompt), asked, f"trinity-{name}"):
-                last = output
+            last = await ask(started.llm, name, prompt, params, **given)
         except (EngineDeadError, EngineGenerateError) as error:
             self._fail(f"vLLM's process has ended or failed: {error.__cause__ or error}", code="E5660", cause=error)
             self._ready()
-        assert last is not None, "a request that ends has an output"
+            raise
         sample, scored = sample_of(last, params, tokenizer=started.tokenizer, progress=progress, has_stops=bool(stops))
         self._counts.generated_tokens += len(sample.tokens) if forced is None else 0
         return sample, scored
@@ -397,4 +389,5 @@ class VLLMEngine(LocalModel):
         """
         started, num_slots = self._ready(), self.settings.max_num_seqs
         totals = self._counts.table(is_busy=not started.idle.is_set(), num_slots=num_slots)
-        return totals | self.turns | self.gauge.table(version=self._version, num_slots=num_slots)
+        read = {} if self._images is None else self._images.reader.totals
+        return totals | read | self.turns | self.gauge.table(version=self._version, num_slots=num_slots)

@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from trinity.common.config import Config
+from trinity.common.config.engine_args import IMAGE_CACHE_ARGS
 from trinity.common.config.engine_refusals import unspread_replicas, vllm_refusals
 from trinity.common.config.keys import value_of
 from trinity.common.errors import EnvironmentProblem
@@ -36,6 +37,7 @@ TORCH_INSTEAD = "--set explorer.rollout_model.engine_type=torch"
 
 SAMPLER = "trinity.engine.vllm.worker:RowSampler"
 WORKER_CALLS = "trinity.engine.vllm.worker.WorkerCalls"
+IMAGE_WORKER_CALLS = "trinity.engine.vllm.image_worker.WorkerCalls"
 
 _CPU_CACHE_FRAC = 0.4
 _MIN_CACHE_BYTES = 64 << 20
@@ -148,6 +150,7 @@ def engine_arguments(
     is_cpu: bool,
     own: Mapping[str, Any],
     changed: Mapping[str, Any] | None = None,
+    has_images: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine.
 
@@ -161,10 +164,10 @@ def engine_arguments(
         is_cpu: vLLM computes on a CPU.
         own: parameters of the sampler.
         changed: entries of the model's configuration, which vLLM replaces as a whole.
+        has_images: the model's family is one whose images are served.
     """
-    # Images are not served: a model's image part need not start, nor have weight names that vLLM knows.
-    arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs, "language_model_only": True}
-    arguments |= settings.engine_args
+    arguments: dict[str, Any] = {"max_num_seqs": settings.max_num_seqs} | _image_arguments(has_images, is_cpu=is_cpu)
+    arguments |= {name: value for name, value in settings.engine_args.items() if name not in IMAGE_CACHE_ARGS}
     if is_cpu:
         needed = _cpu_arguments(settings, text_config, element_bytes=dtype.itemsize)
         arguments = needed | arguments | {"enforce_eager": True}
@@ -179,12 +182,25 @@ def engine_arguments(
         "generation_config": "vllm",
         "logprobs_mode": "processed_logits",
         "logits_processors": [SAMPLER],
-        "worker_extension_cls": WORKER_CALLS,
+        "worker_extension_cls": IMAGE_WORKER_CALLS if has_images else WORKER_CALLS,
         "additional_config": {OWN_ARGS: dict(own)},
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "enable_log_requests": settings.has_request_log,
     }
+
+
+def _image_arguments(has_images: bool, *, is_cpu: bool) -> dict[str, Any]:
+    """Return what vLLM starts and keeps for images.
+
+    The image part of a family that is not served need not start, nor have weight names that vLLM knows. Prepared images
+    are kept by this engine alone.
+    """
+    if not has_images:
+        return {"language_model_only": True}
+    # Pixels are handed over as the model takes them, so vLLM must not normalise them again.
+    own = {"limit_mm_per_prompt": {"video": 0}, "mm_processor_cache_gb": 0, "mm_device_do_normalize": False}
+    return own | ({"skip_mm_profiling": True} if is_cpu else {})
 
 
 def _cpu_arguments(settings: VLLMSettings, text_config: Any, *, element_bytes: int) -> dict[str, Any]:

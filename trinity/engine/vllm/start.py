@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.engine.vllm.settings import (
+    IMAGE_WORKER_CALLS,
     SHARED_NAMES,
     TORCH_INSTEAD,
     check_device,
@@ -52,6 +54,9 @@ def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    if arguments["worker_extension_cls"] == IMAGE_WORKER_CALLS:
+        import_module(IMAGE_WORKER_CALLS.rpartition(".")[0])  # this process asks for the sizes of images, too
 
     unknown = sorted(arguments.keys() - AsyncEngineArgs.__dataclass_fields__.keys())
     if unknown:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,7 @@ from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.families import vllm_problem
 from trinity.common.models.model_config import read_model_config
+from trinity.common.models.vision import is_vision
 from trinity.common.models.weights import check_names, has_safetensors, model_folder, read_tensors
 from trinity.engine.vllm.checkpoint_names import CheckpointNames
 
@@ -40,6 +41,8 @@ class ModelFacts:
         text_config: sizes of the language model.
         model_type: family of the model.
         changed: top-level entries of the model's configuration that `override_config` changes.
+        image_token: token that stands for a part of an image; None: the model reads none here.
+        merge_size: patches of such a part, in each direction.
     """
 
     folder: Path
@@ -47,6 +50,8 @@ class ModelFacts:
     text_config: object
     model_type: str
     changed: Mapping[str, Any] = field(default_factory=dict)
+    image_token: int | None = None
+    merge_size: int = 1
 
     @property
     def vocab_size(self) -> int:
@@ -77,7 +82,7 @@ def read_facts(
             "--set explorer.rollout_model.engine_type=torch",
             code="E3101",
         )
-    config = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
+    config: Any = read_model_config(str(folder), overrides, trust_remote_code=model.trust_remote_code)
     problem = vllm_problem(config.model_type, is_cpu=is_cpu) if is_updated else None
     if problem is not None:
         raise EnvironmentProblem(f"model.model_path {model.model_path!r}: {problem}", code="E3227")
@@ -85,7 +90,11 @@ def read_facts(
     names = CheckpointNames(folder, config, trust_remote_code=trusted) if is_updated else None
     values = config.to_dict()
     changed = {name: values[name] for name in overrides}
-    return ModelFacts(folder, names, config.get_text_config(), config.model_type, changed)
+    facts = ModelFacts(folder, names, config.get_text_config(), config.model_type, changed)
+    if not is_vision(config):
+        return facts
+    merge = int(config.vision_config.spatial_merge_size)
+    return replace(facts, image_token=int(config.image_token_id), merge_size=merge)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Images of prompts: reading them, their place in messages, their tokens."""

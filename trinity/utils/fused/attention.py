@@ -1,0 +1,293 @@
+"""Causal attention of packed tokens, forward and backward.
+
+Keys are taken in blocks, for which all queries that see them are computed; a query's largest score, its sum and its
+output are kept over the blocks (arXiv:2205.14135, algorithm 1). The backward pass computes the weights again.
+
+    out[i] = sum over j of w[i, j] v[j],  w[i, j] = exp(q[i] . k[j] - lse[i])
+
+Dimension key: N = packed tokens, Q = query heads, H = key heads, M = Q / H, D = head size, P = pairs of spans.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from trinity.utils.fused.machine import exponential, kernel, pointer
+from trinity.utils.fused.tile import WIDTH, multiply
+
+KEYS, QUERIES = 64, 48
+"""Keys and queries of a block: its scores, 12 KB, stay in the first cache."""
+F0, LOWEST = np.float32(0), np.float32(-1e30)
+PAIR = 5
+"""Numbers of a pair of spans: first key, keys, first query, queries, place of the first query among the keys."""
+
+
+def buffer_size(size: int) -> int:
+    """Return the size of a kernel's buffer, in numbers.
+
+    It holds scores, keys and values, their gradients, and queries.
+    """
+    return 2 * QUERIES * KEYS + 5 * KEYS * size + 2 * QUERIES * size
+
+
+@njit(inline="always")
+def _copied(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> None:
+    """Copy rows at a distance into rows one after another."""
+    for row in range(rows):
+        for i in range(size):
+            out[row * size + i] = x[at + row * distance + i]
+
+
+@njit(inline="always")
+def _in_panels(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> int:
+    """Write rows [K, D] as panels [., D, WIDTH]; return their number.
+
+    The last one is filled up with zeros.
+    """
+    panels = (rows + WIDTH - 1) // WIDTH
+    for row in range(panels * WIDTH):
+        to = (row // WIDTH) * WIDTH * size + row % WIDTH
+        for i in range(size):
+            out[to + i * WIDTH] = x[at + row * distance + i] if row < rows else F0
+    return panels
+
+
+@njit(inline="always")
+def _products(rows: int, distance: int, panels: int, out: int, count: int, size: int, num_panels: int) -> None:
+    """Write the products [count, KEYS] of rows with all packed keys."""
+    for panel in range(num_panels):
+        place = panels + 4 * panel * WIDTH * size
+        multiply(rows, (distance, 1), place, out + 4 * panel * WIDTH, (WIDTH, KEYS), count, size, False)
+
+
+@njit(inline="always")
+def _sums(a: int, of_a: tuple[int, int], b: int, c: int, steps: tuple[int, int], rows: int, terms: int,
+          size: int) -> None:  # fmt: skip
+    """Add a [rows, terms] b [terms, D] to c."""
+    for column in range(0, size, WIDTH):
+        multiply(a, of_a, b + 4 * column, c + 4 * column, steps, rows, terms, True)
+
+
+@njit(inline="always")
+def _weigh(scores: Any, row: int, seen: int, width: int, state: Any, at: int, out: Any, to: int, size: int) -> None:
+    """Replace a row of scores by weights, relative to its new largest score.
+
+    The row's sum and output are brought to it.
+    """
+    first, top = row * KEYS, state[at]
+    for j in range(seen):
+        top = max(top, scores[first + j])
+    if seen > 0:
+        factor = exponential(state[at] - top)
+        total = F0
+        for j in range(seen):
+            weight = exponential(scores[first + j] - top)
+            scores[first + j] = weight
+            total += weight
+        state[at], state[at + 1] = top, state[at + 1] * factor + total
+        for i in range(size):
+            out[to + i] *= factor
+    for j in range(seen, width):
+        scores[first + j] = F0
+
+
+@njit(inline="always")
+def _end(table: Any, begin: int, num_pairs: int) -> int:
+    """Return the first pair after `begin` that has other keys."""
+    end = begin + 1
+    while end < num_pairs and table[end * PAIR] == table[begin * PAIR]:
+        end += 1
+    return end
+
+
+@njit(inline="always")
+def _attend(
+    tensors: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int, token: int, rows: int
+) -> None:
+    """Add a block of keys to the outputs of some neighbouring queries.
+
+    The first query is `place` keys after the first key.
+    """
+    _, num_queries, heads, size, _ = sizes
+    count, panels = block
+    repeat, of_out = num_queries // heads, num_queries * size
+    none, keys_at = np.float32(0), buffer + 4 * QUERIES * KEYS
+    out, state, scores = pointer(tensors[3], none), pointer(tensors[4], none), pointer(buffer, none)
+    for query in range(head * repeat, (head + 1) * repeat):
+        from_q = tensors[0] + 4 * (token * distances[0] + query * size)
+        _products(from_q, distances[0], keys_at, buffer, rows, size, panels)
+        for row in range(rows):
+            seen = max(0, min(count, place + row + 1))
+            where = (token + row) * num_queries + query
+            _weigh(scores, row, seen, count, state, 2 * where, out, where * size, size)
+        into = tensors[3] + 4 * (token * of_out + query * size)
+        _sums(buffer, (KEYS, 1), keys_at + 4 * KEYS * size, into, (size, of_out), rows, count, size)
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def _forward_keys(
+    tensors: tuple[int, int, int, int, int], distances: tuple[int, int, int], pairs: int,
+    sizes: tuple[int, int, int, int, int], buffer: int, begin: int, end: int, head: int, start: int,
+) -> None:  # fmt: skip
+    """Add a block of keys, from `start` on, to the outputs of its pairs."""
+    none, size = np.float32(0), sizes[3]
+    table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], none), pointer(tensors[2], none)
+    keys_at = buffer + 4 * QUERIES * KEYS
+    count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
+    panels = _in_panels(k, key * distances[1] + head * size, distances[1], pointer(keys_at, none), count, size)
+    values = pointer(keys_at + 4 * KEYS * size, none)
+    _copied(v, key * distances[2] + head * size, distances[2], values, count, size)
+    for pair in range(begin, end):
+        token, num_tokens, place = table[pair * PAIR + 2], table[pair * PAIR + 3], table[pair * PAIR + 4] - start
+        for at in range(0, num_tokens, QUERIES):
+            rows = min(QUERIES, num_tokens - at)
+            if place + at + rows > 0:
+                block = (count, panels)
+                _attend(tensors, distances, sizes, buffer, head, block, place + at, token + at, rows)
+
+
+@kernel
+def forward(
+    tensors: tuple[int, int, int, int, int],
+    distances: tuple[int, int, int],
+    pairs: int,
+    sizes: tuple[int, int, int, int, int],
+    buffer: int,
+) -> None:
+    """Write the outputs [N, Q, D] and log-sums [N, Q].
+
+    Args:
+        tensors: scaled queries [N, Q, D], keys and values [N, H, D], the output (zeros) and for each query and head two
+            numbers, `LOWEST` and 0, of which the first becomes the log-sum.
+        distances: between tokens of queries, keys and values, in numbers.
+        pairs: [P, PAIR], equal keys one after another; together they hold every key that a query sees.
+        sizes: N, Q, H, D and P.
+        buffer: see `buffer_size`.
+    """
+    num_tokens, num_queries, heads, size, num_pairs = sizes
+    none, begin = np.float32(0), 0
+    out, state, table = pointer(tensors[3], none), pointer(tensors[4], none), pointer(pairs, np.int64(0))
+    while begin < num_pairs:
+        end = _end(table, begin, num_pairs)
+        for start in range(0, table[begin * PAIR + 1], KEYS):
+            for head in range(heads):
+                _forward_keys(tensors, distances, pairs, sizes, buffer, begin, end, head, start)
+        begin = end
+    for place in range(num_tokens * num_queries):
+        total = max(state[2 * place + 1], np.float32(1e-37))  # a query that no pair holds
+        for i in range(size):
+            out[place * size + i] /= total
+        state[2 * place] += np.float32(math.log(total))
+
+
+@njit(inline="always")
+def _gradient(scores: Any, products: Any, row: int, seen: int, width: int, lse: Any, delta: Any) -> None:
+    """Make weights of scores, and gradients of scores of those of weights."""
+    first = row * KEYS
+    for j in range(seen):
+        weight = exponential(scores[first + j] - lse)
+        scores[first + j] = weight
+        products[first + j] = weight * (products[first + j] - delta)
+    for j in range(seen, width):
+        scores[first + j] = F0
+        products[first + j] = F0
+
+
+@njit(inline="always")
+def _derive(
+    tensors: Any, given: Any, found: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int,
+    token: int, rows: int,
+) -> None:  # fmt: skip
+    """Add the gradients of a block of keys and of some queries.
+
+    See `_attend`.
+    """
+    _, num_queries, heads, size, _ = sizes
+    count, panels = block
+    repeat, of_out, of_q = num_queries // heads, num_queries * size, distances[0]
+    none, step = np.float32(0), 4 * KEYS * size
+    q, grad = pointer(tensors[0], none), pointer(given[0], none)
+    state, deltas = pointer(tensors[4], none), pointer(given[1], none)
+    weights, products, blocks = buffer, buffer + 4 * QUERIES * KEYS, buffer + 8 * QUERIES * KEYS
+    queries, grads = blocks + 5 * step, blocks + 5 * step + 4 * QUERIES * size
+    for query in range(head * repeat, (head + 1) * repeat):
+        _copied(q, token * of_q + query * size, of_q, pointer(queries, none), rows, size)
+        _copied(grad, token * of_out + query * size, of_out, pointer(grads, none), rows, size)
+        _products(queries, size, blocks, weights, rows, size, panels)
+        _products(grads, size, blocks + step, products, rows, size, panels)
+        for row in range(rows):
+            seen = max(0, min(count, place + row + 1))
+            where = (token + row) * num_queries + query
+            lse, delta = state[2 * where], deltas[where]
+            _gradient(pointer(weights, none), pointer(products, none), row, seen, count, lse, delta)
+        into = found[0] + 4 * (token * of_out + query * size)
+        _sums(products, (KEYS, 1), blocks + 2 * step, into, (size, of_out), rows, count, size)
+        _sums(products, (1, KEYS), queries, blocks + 3 * step, (size, size), count, rows, size)
+        _sums(weights, (1, KEYS), grads, blocks + 4 * step, (size, size), count, rows, size)
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def _backward_keys(
+    tensors: tuple[int, int, int, int, int], given: tuple[int, int], found: tuple[int, int, int],
+    distances: tuple[int, int, int], pairs: int, sizes: tuple[int, int, int, int, int], buffer: int, begin: int,
+    end: int, head: int, start: int,
+) -> None:  # fmt: skip
+    """Add the gradients of a block of keys; see `_forward_keys`."""
+    none, heads, size = np.float32(0), sizes[2], sizes[3]
+    table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], none), pointer(tensors[2], none)
+    blocks, step = buffer + 8 * QUERIES * KEYS, 4 * KEYS * size
+    count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
+    from_k, from_v = key * distances[1] + head * size, key * distances[2] + head * size
+    panels = _in_panels(k, from_k, distances[1], pointer(blocks, none), count, size)
+    _in_panels(v, from_v, distances[2], pointer(blocks + step, none), count, size)
+    _copied(k, from_k, distances[1], pointer(blocks + 2 * step, none), count, size)
+    sums = pointer(blocks + 3 * step, none)
+    for i in range(2 * KEYS * size):
+        sums[i] = F0
+    for pair in range(begin, end):
+        token, num_tokens, place = table[pair * PAIR + 2], table[pair * PAIR + 3], table[pair * PAIR + 4] - start
+        for at in range(0, num_tokens, QUERIES):
+            rows = min(QUERIES, num_tokens - at)
+            if place + at + rows > 0:
+                block = (count, panels)
+                _derive(tensors, given, found, distances, sizes, buffer, head, block, place + at, token + at, rows)
+    grad_k, grad_v = pointer(found[1], none), pointer(found[2], none)
+    for row in range(count):
+        to = ((key + row) * heads + head) * size
+        for i in range(size):
+            grad_k[to + i] += sums[row * size + i]
+            grad_v[to + i] += sums[(KEYS + row) * size + i]
+
+
+@kernel
+def backward(
+    tensors: tuple[int, int, int, int, int],
+    given: tuple[int, int],
+    found: tuple[int, int, int],
+    distances: tuple[int, int, int],
+    pairs: int,
+    sizes: tuple[int, int, int, int, int],
+    buffer: int,
+) -> None:
+    """Add the gradients of queries, keys and values.
+
+    Args:
+        tensors: as of `forward`, whose outputs these are.
+        given: gradient of the output [N, Q, D], and its products with the output [N, Q].
+        found: gradients [N, Q, D] and [N, H, D].
+        distances: as of `forward`.
+        pairs: likewise.
+        sizes: likewise.
+        buffer: likewise.
+    """
+    num_pairs, begin, table = sizes[4], 0, pointer(pairs, np.int64(0))
+    while begin < num_pairs:
+        end = _end(table, begin, num_pairs)
+        for start in range(0, table[begin * PAIR + 1], KEYS):
+            for head in range(sizes[2]):
+                _backward_keys(tensors, given, found, distances, pairs, sizes, buffer, begin, end, head, start)
+        begin = end
