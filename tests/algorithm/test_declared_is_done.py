@@ -88,8 +88,8 @@ class Mine(KLFn):
 @pytest.mark.parametrize(
     ("text", "algorithm", "code", "words"),
     [
-        (KL.format("of_distributions = True"), {"advantage_fn": "grpo_verl", "kl_penalty_fn": "mine"}, "E1854",
-         "`algorithm.kl_penalty_fn: mine` compares whole distributions"),
+        (KL.format("of_distributions = True"), {"advantage_fn": "grpo", "kl_penalty_fn": "mine"}, "E1831",
+         "`algorithm.kl_penalty_fn: mine` has no effect"),
         (KL.format("needs = {'ref_logprop'}"), {"kl_loss_fn": "mine"}, "E3907", "names `ref_logprop`"),
     ],
 )  # fmt: skip

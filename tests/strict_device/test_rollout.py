@@ -21,7 +21,7 @@ from trinity.common.models.generate_params import GenerateParams
 from trinity.common.weights import update_from
 from trinity.engine.torch.engine import TorchEngine
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport
-from trinity.trainer.verl.checkpoint import random_state
+from trinity.trainer.verl.random_state import random_state
 from trinity.utils.device import available_accelerators, peak_memory_bytes, select_device, total_memory_bytes
 
 Made = tuple[Path, PreTrainedModel]

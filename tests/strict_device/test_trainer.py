@@ -23,8 +23,8 @@ from trinity.algorithm import POLICY_LOSS_FN
 from trinity.common.config import Config
 from trinity.trainer.prefixes import NOTHING
 from trinity.trainer.verl import attention, logprob
-from trinity.trainer.verl.checkpoint import random_state, restore_random_state
 from trinity.trainer.verl.decoder import FastPackedDecoder, HFPackedDecoder
+from trinity.trainer.verl.random_state import random_state, restore_random_state
 from trinity.trainer.verl.scorer import Scorer
 from trinity.trainer.verl.worker import ActorWorker
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.resolved import resolved
+from tests.stores import bucket, memory, s3_server  # noqa: F401
 from tests.tiny import tiny_model
 from tests.trainer.rank_pool import RankPool
 from trinity.common.config import Config

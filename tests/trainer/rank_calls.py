@@ -89,6 +89,12 @@ def _gradient(made: ActorWorker, experiences: list[Experience]) -> dict[str, Ten
     return everywhere(grads, made.actor.decoder.stages)
 
 
+def reward_metrics(ranks: Ranks, config: dict[str, Any], experiences: list[Experience]) -> dict[str, float]:
+    """Return the metrics of rewards and advantages of a batch."""
+    made = moved_worker(ranks, config)
+    return made._with_advantages(made._with_logprobs(collate(experiences)), experiences)[1]
+
+
 def train(
     ranks: Ranks, config: dict[str, Any], steps: list[list[Experience]], settings: dict[str, Any]
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
@@ -185,6 +191,7 @@ __all__ = [
     "gradients_of_losses",
     "moved_worker",
     "outputs",
+    "reward_metrics",
     "shards",
     "train",
     "weights",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from tests.trainer import rank_calls
 from tests.trainer.conftest import make_experiences, moved
+from tests.trainer.rank_calls import ALONE
+from tests.trainer.rank_pool import RankPool
 from tests.trainer.test_update import assert_same, gradients, worker
 from trinity.common.config import Config
-from trinity.common.errors import ConfigError
 from trinity.common.experience import Experience
 from trinity.trainer.batch import collate
 from trinity.trainer.verl.divergence import Output, full_divergence
@@ -123,8 +126,32 @@ def test_the_split_does_not_change_the_gradient(make_config: Maker) -> None:
         assert_same(whole, gradients(_moved(worker(config, **split)), experiences))
 
 
-def test_a_reward_cannot_be_lowered_by_whole_distributions(make_config: Maker) -> None:
-    algorithm = {"advantage_fn": "grpo_verl", "repeat_times": 4, "kl_penalty_fn": "full"}
-    with pytest.raises(ConfigError, match="kl_penalty_fn full compares whole distributions") as caught:
-        worker(make_config(algorithm=algorithm))
-    assert caught.value.code == "E1854"
+@pytest.mark.difference("`kl_penalty: full`")
+def test_a_reward_is_lowered_by_whole_distributions(make_config: Maker, pool: RankPool) -> None:
+    algorithm = {"advantage_fn": "grpo_verl", "repeat_times": 4, "kl_penalty_fn": "full", "kl_loss_fn": "none"}
+    config = make_config(algorithm=algorithm | {"kl_penalty_fn_args": {"kl_coef": 0.5}})
+    experiences = make_experiences(1)
+    made = rank_calls.moved_worker(ALONE, config.model_dump(exclude_unset=True))
+    metrics = made._with_advantages(made._with_logprobs(collate(experiences)), experiences)[1]
+    lowered = [e.reward - 0.5 * float(d.sum()) for e, d in zip(experiences, _per_row(made, experiences), strict=True)]
+    assert metrics["critic/rewards/mean"] == pytest.approx(sum(lowered) / len(lowered), rel=1e-5)
+    rows = zip(experiences, _per_row(made, experiences), strict=True)
+    expected = [float(d.sum() / e.action_mask.sum()) for e, d in rows]
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(sum(expected) / len(expected), rel=1e-5) != 0.0
+    for found in pool.run(2, rank_calls.reward_metrics, config.model_dump(exclude_unset=True), experiences):
+        assert found == {name: pytest.approx(value, rel=1e-5) for name, value in metrics.items()}
+
+
+def _per_row(made: ActorWorker, experiences: list[Experience]) -> list[Tensor]:
+    """Return the sum of p (ln p - ln q) at the counted tokens of every row, in float64, 0 elsewhere."""
+    assert made.reference is not None and made.reference.model is not None
+    policy, reference = (copy.deepcopy(m).double() for m in (made.model, made.reference.model))
+    result = []
+    with torch.no_grad():
+        for exp in experiences:
+            logp, logq = (
+                torch.log_softmax(m(exp.tokens[None]).logits[0, exp.prompt_length - 1 : -1], -1)
+                for m in (policy, reference)
+            )
+            result.append((logp.exp() * (logp - logq)).sum(-1) * exp.action_mask)
+    return result

@@ -47,7 +47,8 @@ def forest_of(batch: TrainBatch) -> Forest:
 def test_every_row_is_the_path_to_its_leaf(rows: list[Experience]) -> None:
     batch = collate(rows)
     forest = forest_of(batch)
-    tokens, positions = forest.tokens(batch.tokens)
+    owners, positions = forest.tokens()
+    tokens = batch.tokens[owners, positions]
     assert len(tokens) == forest.num_tokens <= int((batch.lengths - 1).sum())
     for row, length in enumerate((batch.lengths - 1).tolist()):
         places = torch.from_numpy(forest.places(row))

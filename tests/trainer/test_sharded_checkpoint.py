@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
 from transformers import AutoModelForCausalLM
 
 from tests.trainer import rank_calls
@@ -24,6 +25,7 @@ from tests.trainer.test_together import _experiences as experiences_of_everythin
 from tests.trainer.test_update import worker as one_worker
 from trinity.common.config import Config
 from trinity.common.errors import CheckpointError
+from trinity.common.models.shards import joined
 from trinity.trainer.verl.parallel.resharding import read_parts
 
 Maker = Callable[..., Config]
@@ -76,9 +78,23 @@ def test_a_loaded_checkpoint_is_bit_equal_at_every_world_size(
     )
 
 
-def _moments(folder: Path, world: int) -> dict[str, Tensor]:
-    from trinity.trainer.verl.parallel.resharding import joined
+def test_files_of_several_ranks_have_the_mesh_and_the_placements_that_veRLs_merger_joins(
+    make_config: Maker, tmp_path: Path, pool: RankPool
+) -> None:
+    config = make_config(trainer=with_actor(fsdp_size=2))
+    run(pool, 4, tree(config), None, [make_experiences(1)], 0, tmp_path / "four")
+    parts = read_parts(tmp_path / "four" / "actor", "model", 4)
+    assert all(list(part) == list(parts[0]) for part in parts) and "lm_head.weight" in parts[0]
+    for name in parts[0]:
+        tensors = [part[name] for part in parts]
+        spread = [(t.device_mesh.mesh_dim_names, tuple(t.placements)) for t in tensors]
+        assert spread == [(("ddp", "fsdp"), (Replicate(), Shard(0)))] * 4
+        assert [t.device_mesh.mesh.tolist() for t in tensors] == [[[0, 1], [2, 3]]] * 4
+        first, other = (torch.cat([t._local_tensor for t in half]) for half in (tensors[:2], tensors[2:]))
+        assert torch.equal(first, other) and first.shape == tensors[0].shape
 
+
+def _moments(folder: Path, world: int) -> dict[str, Tensor]:
     parts = read_parts(folder / "actor", "optim", world)
     return {
         f"{number}.{key}": joined([part["state"][number][key] for part in parts])
@@ -136,6 +152,7 @@ def test_an_adapter_goes_from_two_ranks_to_one_and_is_exported_merged(
 
 
 def test_a_file_that_is_missing_or_holds_code_is_refused(make_config: Maker, tmp_path: Path, pool: RankPool) -> None:
+    """X12."""
     config = make_config()
     run(pool, 2, tree(config), None, [], 0, tmp_path / "two")
     shutil.copytree(tmp_path / "two", tmp_path / "torn")

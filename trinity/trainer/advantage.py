@@ -23,6 +23,9 @@ from trinity.trainer.batch import TrainBatch, rows_of_policy
 from trinity.trainer.metrics import spread_metrics
 from trinity.utils.declaration import inputs_of
 
+DIVERGENCE = "reward_divergence"
+"""Column of the divergence over whole distributions by which rewards are lowered."""
+
 
 class BatchAdvantage:
     """Computes token rewards, their KL penalty, and advantages of a batch.
@@ -45,13 +48,24 @@ class BatchAdvantage:
         """Whether a KL penalty with a nonzero coefficient lowers the rewards."""
         return self.kl.is_in_force
 
+    @property
+    def with_full_kl(self) -> bool:
+        """Whether that penalty compares whole distributions."""
+        return self.with_kl and self.kl.of_distributions
+
+    @property
+    def reads_ref_logprob(self) -> bool:
+        """Whether it reads the reference's log-probabilities of the tokens."""
+        return "ref_logprob" in self.names or (self.with_kl and not self.with_full_kl)
+
     def __call__(self, batch: TrainBatch, groups: Sequence[str]) -> tuple[TrainBatch, dict[str, float]]:
         """Return the batch with `advantages` and `returns` [B, T], and metrics.
 
         An adaptive KL coefficient is updated. Expert rows, which have no reward, are left out and get 0 for both.
 
         Args:
-            batch: rows with rewards, and with `old_logprob` and `ref_logprob` where there is a penalty.
+            batch: rows with rewards; where there is a penalty, with `old_logprob` and `ref_logprob`, or with the
+                divergence of whole distributions.
             groups: name of the task of each row.
 
         Raises:
@@ -96,19 +110,23 @@ class BatchAdvantage:
         return batch.with_columns(advantages=advantages * trained, returns=returns * trained), metrics
 
     def _penalised(self, rewards: Tensor, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
-        missing = sorted({"old_logprob", "ref_logprob"} - batch.columns.keys())
+        reads = {DIVERGENCE} if self.kl.of_distributions else {"old_logprob", "ref_logprob"}
+        missing = sorted(reads - batch.columns.keys())
         if missing:
             raise DataError(
                 f"algorithm.kl_penalty_fn needs {', '.join(missing)}, which the experiences do not hold; set "
                 "algorithm.bypass_old_logprobs: false, or kl_penalty_fn: none",
                 code="E4604",
             )
-        lowered, values = self.kl.apply_kl_penalty_to_reward(
-            rewards,
-            old_logprob=batch.columns["old_logprob"],
-            ref_logprob=batch.columns["ref_logprob"],
-            action_mask=batch.action_mask,
-        )
+        if self.kl.of_distributions:
+            lowered, values = self.kl.lowered(rewards, batch.columns[DIVERGENCE], batch.action_mask)
+        else:
+            lowered, values = self.kl.apply_kl_penalty_to_reward(
+                rewards,
+                old_logprob=batch.columns["old_logprob"],
+                ref_logprob=batch.columns["ref_logprob"],
+                action_mask=batch.action_mask,
+            )
         metrics = {"actor/reward_kl_penalty": values["kl"], "actor/reward_kl_penalty_coeff": values["kl_coef"]}
         # A row without counted tokens holds its reward outside the mask, where no penalty applies.
         result = torch.where(batch.action_mask, lowered, rewards)
@@ -164,8 +182,7 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
     None: the pipeline computes the advantages, or the algorithm has none.
 
     Raises:
-        ConfigError: arguments that a function does not take (E1302), a penalty that nothing would read (E1831), or
-            one over whole distributions (E1854).
+        ConfigError: arguments that a function does not take (E1302), or a penalty that nothing would read (E1831).
     """
     algorithm = config.algorithm
     penalty = algorithm.kl_penalty_fn or "none"
@@ -180,10 +197,4 @@ def batch_advantage_of(config: Config) -> BatchAdvantage | None:
         return None
     made = build(algorithm, "advantage_fn")
     kl = build(algorithm, "kl_penalty_fn", default="none")
-    if kl.of_distributions:
-        raise ConfigError(
-            f"algorithm.kl_penalty_fn {penalty} compares whole distributions, and a reward is lowered by the "
-            "log-probability of its token; use kl_loss_fn, or another kl_penalty_fn such as k3",
-            code="E1854",
-        )
     return BatchAdvantage(made, kl, group_size=repeat_times(config))

@@ -28,7 +28,6 @@ from trinity.common.errors import (
     CheckpointError,
     ConfigError,
     DataError,
-    EnvironmentProblem,
     StarvedError,
     StoreError,
 )
@@ -73,7 +72,16 @@ def open_auxiliary(
             readers[name] = QueueReader(buffer, key=name, job=job, tokenizer=tokenizer, max_length=limit, cut=cut)
             continue
         schema, seed = buffer.schema_type or "sft", config.seed
-        reader = DatasetReader(buffer, tokenizer=tokenizer, schema=schema, seed=seed, max_length=limit, total_epochs=0)
+        reader = DatasetReader(
+            buffer,
+            tokenizer=tokenizer,
+            schema=schema,
+            seed=seed,
+            max_length=limit,
+            total_epochs=0,
+            max_bad_row_ratio=config.buffer.max_bad_row_ratio,
+            model_path=config.model.model_path,
+        )
         reader.write_quarantine(Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
         readers[name] = reader
     return readers
@@ -125,9 +133,9 @@ class QueueReader:
         self._claimed: dict[str, str] = {}
         self._is_of_this_vocabulary = False
         self._is_closed = threading.Event()
-        assert config.path is not None, "a queue beside the experience buffer has a database of its own"
-        self._place = f"buffer {config.name!r} of {redact(config.path)}"
-        self._store = self._opened(config.path)
+        assert config.place is not None, "a queue beside the experience buffer has a database of its own"
+        self._place = f"buffer {config.name!r} of {redact(config.place)}"
+        self._store = self._opened(config.place)
 
     def read(self, n: int) -> list[Experience]:
         """Return the experiences of the next `n` rollouts.
@@ -190,12 +198,7 @@ class QueueReader:
         self.num_dropped = dict(state["num_dropped"])
 
     def _opened(self, url: str) -> ExperienceStore:
-        try:
-            return ExperienceStore(url, kept_bytes=None).open()
-        except (StoreError, EnvironmentProblem) as error:
-            # The store's message names the experience buffer; the path is of this setting.
-            text = str(error.args[0]).replace("buffer.trainer_input.experience_buffer", self.setting)
-            raise type(error)(text, code=error.code) from error
+        return ExperienceStore(url, kept_bytes=None, setting=f"{self.setting}.path").open()
 
     def _joined(self, deadline: float) -> ConsumerToken:
         """Return the token to claim rows, once a run has opened the queue."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience, rows_of
+from trinity.trainer.batch_images import BatchImage, number_images
 from trinity.trainer.prefixes import NOTHING, Cost, Ordered, Sharing, in_order
 
 _COLUMNS = {"logprobs": "rollout_logprob"} | {
@@ -40,6 +41,9 @@ class TrainBatch:
         model_versions: version of the weights that sampled each row; -1 where unknown.
         rewards: reward of each row; NaN where there is none.
         rows_per_experience: adjacent rows of one experience, never separated: 2 for pairs (chosen, rejected), else 1.
+        images: the distinct images of all rows. The tokens of their parts are negative in `tokens`: -1 - n for the n-th
+            part of all images. So rows that begin alike have equal images.
+        rotary: positions in time, height and width [3, B, S] for the rotation; None without images.
     """
 
     uids: tuple[str, ...]
@@ -52,6 +56,8 @@ class TrainBatch:
     model_versions: Int[Tensor, "B"]
     rewards: Float[Tensor, "B"]
     rows_per_experience: int = 1
+    images: tuple[BatchImage, ...] = ()
+    rotary: Int[Tensor, "3 B S"] | None = None
 
     def __len__(self) -> int:
         return len(self.uids)
@@ -76,9 +82,10 @@ class TrainBatch:
         index = torch.tensor(list(rows), dtype=torch.long)
         lengths, prompt_lengths = self.lengths[index], self.prompt_lengths[index]
         width = int((lengths - prompt_lengths).max()) if len(rows) else 0
+        longest = int(lengths.max()) if len(rows) else 0
         return TrainBatch(
             uids=tuple(self.uids[row] for row in rows),
-            tokens=self.tokens[index, : int(lengths.max()) if len(rows) else 0],
+            tokens=self.tokens[index, :longest],
             lengths=lengths,
             prompt_lengths=prompt_lengths,
             action_mask=self.action_mask[index, :width],
@@ -87,6 +94,8 @@ class TrainBatch:
             model_versions=self.model_versions[index],
             rewards=self.rewards[index],
             rows_per_experience=self.rows_per_experience,
+            images=self.images,
+            rotary=None if self.rotary is None else self.rotary[:, index, :longest],
         )
 
     def with_columns(self, **columns: Shaped[Tensor, "B T"]) -> TrainBatch:
@@ -101,7 +110,7 @@ def collate(experiences: Sequence[Experience]) -> TrainBatch:
 
     Raises:
         DataError: an experience has no response token, or a value that is not finite (E4603); pairs are mixed with
-            other experiences (E4609).
+            other experiences (E4609), or have images, or images do not fit (E4033).
         ValueError: `experiences` is empty.
     """
     if not experiences:
@@ -113,9 +122,10 @@ def collate(experiences: Sequence[Experience]) -> TrainBatch:
     fields = {f.destination_field: f for f in experiences[0].custom_fields}
     versions = [exp.info.get("model_version") for exp in experiences]
     rewards = [float("nan") if exp.reward is None else exp.reward for exp in experiences]
+    numbered = number_images(experiences)
     return TrainBatch(
         uids=tuple(exp.eid.uid for exp in experiences),
-        tokens=_padded([exp.tokens for exp in experiences]),
+        tokens=_padded(numbered.tokens),
         lengths=torch.tensor([len(exp.tokens) for exp in experiences]),
         prompt_lengths=torch.tensor([exp.prompt_length for exp in experiences]),
         action_mask=_padded([exp.action_mask for exp in experiences if exp.action_mask is not None]),
@@ -127,11 +137,19 @@ def collate(experiences: Sequence[Experience]) -> TrainBatch:
         model_versions=torch.tensor([-1 if version is None else int(version) for version in versions]),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         rows_per_experience=rows_per_experience,
+        images=numbered.images,
+        rotary=numbered.rotary,
     )
 
 
 def _rows(experiences: Sequence[Experience]) -> tuple[list[Experience], int]:
     """Return the rows of all experiences, and the rows per experience."""
+    for exp in experiences:
+        if exp.multi_modal_inputs and exp.experience_type == "dpo":
+            raise DataError(
+                f"experience {exp.eid.uid} is a pair with images, which cannot be trained on; use pairs of text",
+                code="E4033",
+            )
     rows = [rows_of(exp) for exp in experiences]
     sizes = sorted({len(of_one) for of_one in rows})
     if len(sizes) > 1:
@@ -158,7 +176,12 @@ def _check(exp: Experience) -> None:
 
 
 def mini_batches(
-    num_experiences: int, *, size: int | None, generator: torch.Generator | None = None, rows_per_experience: int = 1
+    num_experiences: int,
+    *,
+    size: int | None,
+    generator: torch.Generator | None = None,
+    rows_per_experience: int = 1,
+    num_shares: int = 1,
 ) -> list[list[int]]:
     """Return the rows of each mini-batch (one optimizer step each).
 
@@ -167,12 +190,16 @@ def mini_batches(
         size: experiences of a mini-batch; the last may be smaller; None means all.
         generator: shuffles the experiences first, if given.
         rows_per_experience: adjacent rows of each experience.
+        num_shares: contiguous pieces of the batch, of which a mini-batch has the next experiences of each.
     """
     total, each = num_experiences, rows_per_experience
     order = list(range(total)) if generator is None else torch.randperm(total, generator=generator).tolist()
-    step = size or max(total, 1)
-    rows = [number * each + place for number in order for place in range(each)]
-    return [rows[start : start + step * each] for start in range(0, total * each, step * each)]
+    small, extra = divmod(total, num_shares)
+    ends = [number * small + min(number, extra) for number in range(num_shares + 1)]
+    pieces = [order[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    step = -(-(size or max(total, 1)) // num_shares)
+    minis = [[n for piece in pieces for n in piece[start : start + step]] for start in range(0, len(pieces[0]), step)]
+    return [[number * each + place for number in mini for place in range(each)] for mini in minis]
 
 
 def rows_of_policy(batch: TrainBatch) -> list[int]:

@@ -89,12 +89,11 @@ class Forest:
             number = node.parent
         return np.concatenate(parts[::-1])[: self.ends[row]]
 
-    def tokens(self, rows: Int[Tensor, "B S"]) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"]]:
-        """Return the tokens of the list and their positions."""
-        pairs = list(zip(self.nodes, self.owners, strict=True))
-        tokens = [rows[owner, node.start : node.start + node.length] for node, owner in pairs]
+    def tokens(self) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"]]:
+        """Return a row that has each token, and the token's position in it."""
+        owners = torch.repeat_interleave(torch.tensor(self.owners), torch.tensor([node.length for node in self.nodes]))
         positions = [torch.arange(node.start, node.start + node.length) for node in self.nodes]
-        return torch.cat(tokens), torch.cat(positions)
+        return owners, torch.cat(positions)
 
 
 @dataclass(frozen=True)

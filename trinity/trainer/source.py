@@ -68,12 +68,16 @@ class BufferSource:
         self._claimed.difference_update(uids)
         self._has_dropped = True
 
-    async def commit(self, step: int, uids: list[str]) -> None:
-        """Record that step `step` used those of `uids` that were claimed here."""
+    async def commit(self, step: int, uids: list[str]) -> dict[str, float]:
+        """Record that step `step` used those of `uids` that were claimed here.
+
+        Return what became of the buffer's rollouts, as metrics.
+        """
         own = [uid for uid in uids if uid in self._claimed]
-        await asyncio.to_thread(self.store.commit_step, self.token, step, own)
+        fates = await asyncio.to_thread(self.store.commit_step, self.token, step, own)
         self._claimed.difference_update(own)
         self._has_dropped = False
+        return fates.metrics()
 
     async def prune(self, up_to_step: int) -> None:
         """Delete payloads of rows that no kept checkpoint can need again."""
@@ -128,8 +132,9 @@ class DatasetSource:
     async def drop(self, uids: list[str], *, reason: str) -> None:
         """Do nothing: the reader has already passed these rows."""
 
-    async def commit(self, step: int, uids: list[str]) -> None:
-        """Do nothing: the checkpoint holds the position of the reader."""
+    async def commit(self, step: int, uids: list[str]) -> dict[str, float]:
+        """Return no metrics: the checkpoint holds the position of the reader."""
+        return {}
 
     async def prune(self, up_to_step: int) -> None:
         """Do nothing: a dataset keeps no payloads to delete."""

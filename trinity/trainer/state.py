@@ -41,6 +41,8 @@ class TrainerState:
         monitor: position in the metrics.
         reference: path and hash of the reference model; empty where none is loaded.
         served_versions: versions of the weights in `explorer/`.
+        begun_from: checkpoint of another program that this one is a copy of: it has no position of ours and says
+            nothing of the reference. Empty for one that a run of ours wrote.
     """
 
     step: int
@@ -50,6 +52,7 @@ class TrainerState:
     monitor: dict[str, int] = field(default_factory=dict)
     reference: dict[str, str] = field(default_factory=dict)
     served_versions: tuple[int, ...] = ()
+    begun_from: str = ""
 
     def write(self, folder: Path) -> None:
         """Write the state into `folder` as `trainer.json`."""
@@ -79,7 +82,7 @@ def check_reference(state: TrainerState, own: Mapping[str, str], checkpoint: Pat
     Raises:
         CheckpointError: it is another model, or its files changed (E7011).
     """
-    if own.get("hash") != state.reference.get("hash"):
+    if not state.begun_from and own.get("hash") != state.reference.get("hash"):
         raise CheckpointError(
             f"the reference model {own.get('path') or '(none)'} is not the one of {checkpoint} "
             f"({state.reference.get('path') or 'none'}): its files changed; restore them, or set "

@@ -41,6 +41,7 @@ from trinity.trainer.state import (
     write_explorer_part,
 )
 from trinity.trainer.summary import TrainSummary
+from trinity.trainer.uploads import CheckpointUploads
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -92,6 +93,7 @@ class Trainer:
         self.step = 0
         self.run_name = f"{config.project}/{config.name}"
         self.checkpoints = CheckpointStore(Path(config.checkpoint_job_dir))
+        self.uploads = CheckpointUploads.of(config)
         self._checkpoint: Path | None = resume
         self._saved: tuple[int, bool] | None = None
         self._stop = asyncio.Event()
@@ -124,6 +126,7 @@ class Trainer:
         if state is not None and self.resume is not None:
             check_reference(state, self.backend.reference(), self.resume)
             await self._backend.load(self.resume)
+        await self._thread.call(self.uploads.begin)
         # Without a checkpoint the run starts at step 0 and logs again what a killed process had logged.
         self.monitor.truncate({"lines": 0, "samples": 0} if state is None else state.monitor)
 
@@ -138,7 +141,7 @@ class Trainer:
         if self._total_steps is None and isinstance(source, DatasetSource):
             self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
         self._strategy = self._make_strategy(source, batch_size)
-        if state is not None:
+        if state is not None and not state.begun_from:
             self._strategy.load_state_dict(state.sampler)
         self._positions = self._strategy.state_dict(), source.state_dict()
 
@@ -169,8 +172,12 @@ class Trainer:
             seed=config.seed,
             max_length=config.model.max_model_len,
             total_epochs=0 if has_steps else config.buffer.total_epochs,
+            max_bad_row_ratio=config.buffer.max_bad_row_ratio,
+            model_path=config.model.model_path,
         )
-        if state is not None:
+        if state is not None and state.begun_from:
+            reader.skip(state.step * config.buffer.train_batch_size)
+        elif state is not None:
             reader.load_state_dict(state.source)
         self._source = DatasetSource(reader, quarantine=Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
         return self._source
@@ -218,6 +225,7 @@ class Trainer:
             await self._save(is_last=not self._stop.is_set())
         if self.config.mode == Mode.BOTH or self.is_complete:
             await self.synchronizer.finish_trainer()  # separate explorers wait for a trainer that will continue
+        await self._thread.call(self.uploads.finish, self._stop.is_set)
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
     async def restore_versions(self, explorer_state: dict[str, Any]) -> None:
@@ -308,14 +316,14 @@ class Trainer:
         else:
             logger.warning("training step %d: no experience was left to train on, the weights stay", step)
         failpoint("train.after_step")
-        await self._source.commit(step, [exp.eid.uid for exp in experiences])
+        metrics |= await self._source.commit(step, [exp.eid.uid for exp in experiences])
         await self._strategy.commit(step, experiences)
         self.step = step
         # A read for the next step may be running when a checkpoint is written: save the positions of this step.
         self._positions = self._strategy.state_dict(), self._source.state_dict()
         if self._publishes() and (self.schedule.is_published(step) or await self.synchronizer.is_requested()):
             metrics |= await self._publish()
-        self._metrics, self._pending = metrics | self._pending, {}
+        self._metrics, self._pending = metrics | self._pending | self.uploads.metrics(), {}
         self.monitor.log(self._metrics, step=step)
         if self.config.trainer.enable_preview and shown and self.schedule.is_published(step):
             self._preview(shown, step)
@@ -360,6 +368,7 @@ class Trainer:
         meta["is_healthy"], keep = self.backend.is_healthy(), self.config.trainer.max_checkpoints_to_keep
         self._checkpoint = await self._thread.call(self.checkpoints.write, self.step, fill, meta=meta, keep=keep)
         self._saved = (self.step, hf)
+        self.uploads.offer(self.step)
         self._pending["time/save_checkpoint"] = time.perf_counter() - start
         await self._source.prune(min(self.checkpoints.steps()))
         logger.info("checkpoint of step %d: %s", self.step, self._checkpoint)

@@ -26,7 +26,7 @@ class KLFn(Declared, ABC):
 
     Attributes:
         needs: the log-probabilities that it reads; none for no KL term.
-        of_distributions: it compares whole distributions: the trainer computes it and calls `loss_of`.
+        of_distributions: it compares whole distributions: the trainer computes it and calls `loss_of` or `lowered`.
 
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
@@ -132,7 +132,17 @@ class KLFn(Declared, ABC):
         counted tokens adds 0), and `kl_coef`, the coefficient that was applied. No gradient flows.
         """
         with torch.no_grad():
-            divergence = masked_zero(self.calculate_kl(old_logprob, ref_logprob), action_mask)
+            return self.lowered(token_level_scores, self.calculate_kl(old_logprob, ref_logprob), action_mask)
+
+    def lowered(
+        self,
+        token_level_scores: Float[Tensor, "B T"],
+        divergence: Float[Tensor, "B T"],
+        action_mask: Bool[Tensor, "B T"],
+    ) -> tuple[Float[Tensor, "B T"], dict[str, float]]:
+        """Return what `apply_kl_penalty_to_reward` does, from the divergence."""
+        with torch.no_grad():
+            divergence = masked_zero(divergence, action_mask)
             rewards = masked_zero(token_level_scores, action_mask) - self.kl_coef * divergence
             current_kl = masked_mean(divergence, action_mask, -1).mean().item() if len(divergence) else 0.0
         metrics = {"kl": current_kl, "kl_coef": self.kl_coef}

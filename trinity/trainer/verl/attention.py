@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from trinity.trainer.verl.attention_rule import PLAIN, Rule
 from trinity.trainer.verl.blockwise import blockwise
+from trinity.trainer.verl.compiled_attention import compiled_attend, compiles
 from trinity.trainer.verl.flex import flex_attend, has_kernel
 from trinity.trainer.verl.forest import forest_attend
 from trinity.trainer.verl.layers import collect, spread
@@ -38,22 +39,32 @@ def attend(
     values: Float[Tensor, "N H E"],
     packed: Packed,
     rule: Rule = PLAIN,
+    *,
+    is_scored_only: bool = False,
 ) -> Float[Tensor, "N Q*E"]:
-    """Return each packed token's attention over its row's earlier tokens."""
+    """Return each packed token's attention over its row's earlier tokens.
+
+    With `is_scored_only` only the outputs of scored positions are read, so that others may be left out.
+    """
     scale = queries.shape[-1] ** -0.5 if rule.scale is None else rule.scale
     queries = queries * scale
     piece = packed.piece
     if piece is None:
-        return _attend(queries, keys, values, packed, rule)
+        return _attend(queries, keys, values, packed, rule, is_scored_only=is_scored_only)
     own = rule.of_share(piece.index, piece.size)
     return piece.attend(queries, keys, values, lambda q, k, v: _attend(q, k, v, packed, own))
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule) -> Tensor:
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule, *, is_scored_only: bool = False
+) -> Tensor:
     """Return the outputs of all packed tokens; the queries are scaled."""
+    longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
+    is_shared = packed.prefix is not None or packed.forest is not None
+    if (is_shared or longest <= BLOCKWISE_MAX_LENGTH) and compiles(queries, values, rule):
+        return compiled_attend(queries, keys, values, packed, is_scored_only=is_scored_only)
     if packed.forest is not None:
         return forest_attend(queries, keys, values, packed.forest, rule)
-    longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
     if packed.prefix is not None:
         return _with_prompts(queries, keys, values, packed, rule)
     if has_kernel(queries, values, rule):

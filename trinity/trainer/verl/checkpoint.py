@@ -3,7 +3,7 @@
 ```
 actor/model_world_size_W_rank_r.pt        weights by Hugging Face name; of W > 1 ranks each one's part, as DTensors
       optim_world_size_W_rank_r.pt        optimizer state
-      extra_state_world_size_W_rank_r.pt  schedule and random generators, as tensors and integers
+      extra_state_world_size_W_rank_r.pt  schedule and random generators, as tensors and integers; veRL reads them
       lora_adapter/                       with an adapter, in the place of model_...: see `lora`
       fsdp_config.json                    world size
       huggingface/                        config and tokenizer; model.safetensors on request
@@ -14,37 +14,35 @@ critic/                                   the same, if there is a critic
 from __future__ import annotations
 
 import json
-import random
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._weights_only_unpickler import UnpicklingError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trinity.common.constants import LORA_FOLDER
+from trinity.common.constants import LORA_FOLDER, PROCESSOR
 from trinity.common.errors import CheckpointError
 from trinity.common.models.model_config import config_to_save
+from trinity.common.models.shards import joined, shard_name
 from trinity.common.tensor_files import write_tensors_to
 from trinity.trainer.verl.parallel.pipeline import Stages
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.resharding import (
     gathered,
-    joined,
     load_model_parts,
     optimizer_state,
     own_state,
     own_weights,
     read_parts,
     saved_world,
-    suffix,
 )
-from trinity.utils.device import available_accelerators
+from trinity.trainer.verl.random_state import random_state, restore_random_state
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ def save_trained(
         contents: parts to write (`checkpoint.save_contents`); `hf_model` means as `hf`.
         stages: the stages of the model, if it has several.
     """
-    end = suffix(ranks.rank, ranks.world)
+    name = partial(shard_name, world=ranks.world, rank=ranks.rank)
     if ranks.is_first:
         folder.mkdir(parents=True)
     ranks.barrier()
@@ -100,9 +98,9 @@ def save_trained(
 
     def write_own() -> None:
         for kind, part in (own() if together is None else together).items():
-            write_tensors_to(folder / f"{kind}_{end}", part)
+            write_tensors_to(folder / name(kind), part)
         if "extra" in contents:
-            write_tensors_to(folder / f"extra_state_{end}", extra | {"rng": random_state()})
+            write_tensors_to(folder / name("extra_state"), extra | {"rng": random_state()})
 
     in_turns(write_own, ranks, strategy)
     full: dict[str, Tensor] | None = {}
@@ -190,6 +188,9 @@ def _save_huggingface(
         generation_config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    processor = Path(model.name_or_path or "") / PROCESSOR
+    if processor.is_file():
+        shutil.copyfile(processor, folder / PROCESSOR)  # of a model that reads images
     if weights is None or weights:
         model.save_pretrained(folder, state_dict=weights)
 
@@ -262,40 +263,3 @@ def _check_kind(folder: Path, *, has_adapter: bool) -> None:
         "or set continue_from_checkpoint: false",
         code="E7020",
     )
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of all random generators: tensors, numbers and lists."""
-    version, numbers, gauss = random.getstate()
-    legacy = np.random.get_state(legacy=False)
-    state: dict[str, Any] = {
-        "cpu": torch.get_rng_state(),
-        "random": {"version": version, "state": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
-        "numpy": {
-            "name": legacy["bit_generator"],
-            "key": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
-            "pos": int(legacy["state"]["pos"]),
-            "has_gauss": int(legacy["has_gauss"]),
-            "gauss": float(legacy["gauss"]),
-        },
-    }
-    return state | {name: torch.get_device_module(name).get_rng_state() for name in available_accelerators()}
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore every random generator from `random_state`."""
-    torch.set_rng_state(state["cpu"])
-    own = state["random"]
-    random.setstate((own["version"], tuple(own["state"].tolist()), own["gauss"]))
-    legacy = state["numpy"]
-    np.random.set_state(
-        {
-            "bit_generator": legacy["name"],
-            "state": {"key": legacy["key"].numpy().astype(np.uint32), "pos": legacy["pos"]},
-            "has_gauss": legacy["has_gauss"],
-            "gauss": legacy["gauss"],
-        }
-    )
-    for name in available_accelerators():
-        if name in state:
-            torch.get_device_module(name).set_rng_state(state[name])

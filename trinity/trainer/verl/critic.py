@@ -195,6 +195,7 @@ def critic_settings(config: Config) -> CriticSettings:
             shuffle_seed=settings.actor_of(config).data_loader_seed if critic.shuffle else None,
             grad_clip=critic.grad_clip,
             normalizer=of_actor.normalizer,
+            averages_micro_batches=of_actor.averages_micro_batches,
         )
 
     if filled(config, CRITIC.use_dynamic_bsz):

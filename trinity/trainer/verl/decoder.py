@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.families import OWN
+from trinity.common.models.vision import is_vision, language_config
 from trinity.trainer.verl.attention import attend
 from trinity.trainer.verl.hf_decoder import HFPackedDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps
@@ -27,6 +29,7 @@ from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.pipeline import Stages
 from trinity.trainer.verl.parallel.tensor import TensorGroup, check_matrices, held
+from trinity.trainer.verl.vision import VisionPart
 from trinity.utils.log import get_logger
 
 logger = get_logger("trainer")
@@ -41,6 +44,11 @@ class PackedDecoder(Protocol):
     can_share_prompts: bool
     can_share_prefixes: bool
     stages: Stages | None
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether packed rows may have images."""
+        ...
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the normalised last hidden states of the scored positions.
@@ -122,7 +130,7 @@ class _Layer(nn.Module):
             weights = pairs if group is None else ((part, group.shared(w)) for part, w in pairs)
             rotated = torch.cat([rms_norm(part, w, eps=eps, dtype=dtype) for part, w in weights], 1)
         queries, keys = rotate(rotated, cos, sin).split((self.num_queries, self.num_keys), dim=1)
-        attended = attend(queries, keys, values, packed)
+        attended = attend(queries, keys, values, packed, is_scored_only=is_last)
         if is_last:
             sources = packed.own_sources
             hidden = hidden if group is None else group.join(hidden, num_tokens)
@@ -168,16 +176,17 @@ class FastPackedDecoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, is_adapted: bool = True) -> None:
         super().__init__()
-        config = model.config
+        config = language_config(model.config) if is_vision(model.config) else model.config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.dtype, self.recompute, self.eps = dtype, recompute, config.rms_norm_eps
         self.is_sharded = False
         self.group: TensorGroup | None = None
         self.stages: Stages | None = None
         self.width = config.hidden_size
-        base = model.model
+        self.vision = VisionPart(model, dtype=dtype, is_adapted=is_adapted) if is_vision(model.config) else None
+        base = model.model if self.vision is None else model.model.language_model
         self.embed, self.norm = base.embed_tokens, base.norm
-        self.tops = nn.ModuleList(child for child in model.children() if child is not base)
+        self.tops = nn.ModuleList(child for child in model.children() if child is not model.model)
         sizes: dict[str, Any] = {"head_size": size, "eps": self.eps, "dtype": dtype, "is_adapted": is_adapted}
         self.layers = nn.ModuleList(_Layer(layer, **sizes) for layer in base.layers)
         self._own: list[_Layer] = list(self.layers)  # type: ignore[arg-type]
@@ -185,12 +194,21 @@ class FastPackedDecoder(nn.Module):
         self._outside: dict[str, Any] = {"model": model, "rotate": base.rotary_emb}
         self._head: Tensor | None = None
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether packed rows may have images."""
+        return self.vision is not None
+
     def blocks(self) -> list[nn.Module]:
         """Return the modules that are sharded separately; see `PackedDecoder`."""
         return list(self.layers)
 
     def shard(self, group: TensorGroup | None = None, stages: Stages | None = None) -> None:
         """Prepare for sharding, keep this rank's layers; see `PackedDecoder`."""
+        if self.vision is not None:
+            if group is not None or stages is not None:
+                raise ConfigError("ranks cannot share matrices or layers of a model that reads images", code="E3132")
+            self.visual, self.vision.is_sharded = self.vision.visual, True
         self.is_sharded, self.group, self.stages = True, group, stages
         if group is not None:
             check_matrices(self._outside["model"], group.size)
@@ -231,8 +249,11 @@ class FastPackedDecoder(nn.Module):
         tokens, positions = packed.own_tokens
         is_first = incoming is None
         hidden = nn.functional.embedding(tokens, held(self.embed.weight)) if incoming is None else incoming
+        if self.vision is not None:
+            hidden = self.vision.seen(hidden, packed.images)
         with torch.no_grad():
-            cos, sin = self._outside["rotate"](hidden[None], positions[None])
+            place = positions[None] if packed.rotary is None else packed.rotary[:, None]
+            cos, sin = self._outside["rotate"](hidden[None], place)
             cos, sin = cos[0, :, None].to(self.dtype), sin[0, :, None].to(self.dtype)
             sin[..., : sin.shape[-1] // 2].neg_()
         hidden = hidden if self.group is None or not is_first else self.group.cut(hidden)
@@ -260,13 +281,14 @@ class FastPackedDecoder(nn.Module):
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
         """Leave the adapter out in the context; parameters must be sharded."""
-        for layer in self._own:
-            layer.is_adapted = False
+        parts: list[Any] = [*self._own, *([] if self.vision is None else [self.vision])]
+        for part in parts:
+            part.is_adapted = False
         try:
             yield
         finally:
-            for layer in self._own:
-                layer.is_adapted = True
+            for part in parts:
+                part.is_adapted = True
 
 
 class WithoutAdapter:
@@ -280,7 +302,7 @@ class WithoutAdapter:
         self.decoder = decoder
         self.stages = decoder.stages
         self.can_share_prompts = decoder.can_share_prompts
-        self.can_share_prefixes = decoder.can_share_prefixes
+        self.can_share_prefixes, self.reads_images = decoder.can_share_prefixes, decoder.reads_images
         self.blocks, self.shard, self.head, self.refresh = decoder.blocks, decoder.shard, decoder.head, decoder.refresh
 
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
@@ -302,6 +324,12 @@ def make_decoder(
     """
     if is_common(model):
         return FastPackedDecoder(model, dtype=dtype, recompute=recompute, is_adapted=without is None)
+    if is_vision(model.config):
+        raise EnvironmentProblem(
+            f"this model of type {model.config.model_type} cannot be trained: its language model has a window, scaled "
+            "rotary positions or another activation",
+            code="E3130",
+        )
     decoder = HFPackedDecoder(model, dtype=dtype, recompute=recompute, without=without)
     logger.info(
         "model type %s is computed by Hugging Face's own forward, %s", model.config.model_type, decoder.layout.text
@@ -310,16 +338,17 @@ def make_decoder(
 
 
 def is_common(model: PreTrainedModel) -> bool:
-    """Return whether the model is a plain Llama, Qwen2 or Qwen3.
+    """Return whether the language model is a plain Llama, Qwen2 or Qwen3.
 
     Plain means: SiLU, rotary positions, no window, no dropout.
     """
-    config = model.config
+    sees = is_vision(model.config)
+    config = language_config(model.config) if sees else model.config
     windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
     rope = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in OWN
-        and type(model).__name__.endswith(HEADS)
+        (sees or config.model_type in OWN)
+        and type(model).__name__.endswith((*HEADS, "ForConditionalGeneration") if sees else HEADS)
         and config.hidden_act == "silu"
         and not windows
         and not getattr(config, "attention_dropout", 0.0)

@@ -19,6 +19,7 @@ from trinity.trainer.verl.accumulation import MicroStep, accumulate
 from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output
 from trinity.trainer.verl.loss import LossFn, Metrics, Shares, spread_to_rows
+from trinity.trainer.verl.observation import Observer
 from trinity.trainer.verl.optim import LRSchedule
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
@@ -42,9 +43,11 @@ class DataParallelPPOActor:
 
     Attributes:
         reference: read by a KL term over whole distributions; the worker sets it.
+        observer: takes down what each row contributes; set for one step that is looked at, never in a run.
     """
 
     reference: Reference | None = None
+    observer: Observer | None = None
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class DataParallelPPOActor:
         metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
         norms: list[float] = []
         is_first = True
-        for rows in passes(batch, self.settings, step=step):
+        for rows in passes(batch, self.settings, step=step, num_shares=self.ranks.num_shares):
             mini = batch.select(rows)
             self._accumulate(mini, metrics, difference if is_first else None)
             norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
@@ -110,13 +113,17 @@ class DataParallelPPOActor:
         """Add the gradient of a mini-batch's loss to the parameters."""
         kept = self._rows_with_signal(mini)
         mini = self._with_selection(mini)
+        if self.observer is not None:
+            self.observer.begin(mini)
         settings = self.settings
         measured = mini.select(kept) if self.loss_fn.ignores_zero_advantage else mini
 
         def steps() -> Iterator[MicroStep[Shares]]:
             for work in self.scorer.split(mini, kept, settings):
                 micro = mini.select(work.rows)
-                shares = self.loss_fn.shares(micro, mini, normalizer=settings.normalizer, measured=measured)
+                shares = self.loss_fn.shares(
+                    micro, mini, normalizer=settings.normalizer, scale=work.scale, measured=measured
+                )
                 yield MicroStep(micro, shares, work.is_filler)
 
         loss = partial(self._loss, metrics=metrics, difference=difference)
@@ -125,6 +132,8 @@ class DataParallelPPOActor:
     def _rows_with_signal(self, mini: TrainBatch) -> list[int]:
         """Return the rows that can change the gradient; all count in the means."""
         counted = mini.action_mask
+        if self.settings.averages_micro_batches:
+            return counted_rows(mini, counted)  # its divisors are those of the rows that are computed
         if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
             counted = counted & (mini.columns["advantages"] != 0)
         return counted_rows(mini, counted)
@@ -138,13 +147,6 @@ class DataParallelPPOActor:
         if self.loss_fn.required - tensors.keys():
             return mini  # the loss raises the error that names what is missing
         return mini.with_columns(selected=select(**tensors))
-
-    def _reference_of(self, packed: Packed) -> Output | None:
-        """Return the reference's output if the loss compares distributions."""
-        if not self.loss_fn.with_full_kl:
-            return None
-        assert self.reference is not None, "the worker loads what the loss reads"
-        return self.reference.output(packed)
 
     def _loss(
         self,
@@ -172,7 +174,16 @@ class DataParallelPPOActor:
         if difference is not None:
             difference.add(micro, logprob.detach())
         metrics.merge(values)
+        if self.observer is not None:
+            self.observer.add(micro, logprob)
         return loss
+
+    def _reference_of(self, packed: Packed) -> Output | None:
+        """Return the reference's output if the loss compares distributions."""
+        if not self.loss_fn.with_full_kl:
+            return None
+        assert self.reference is not None, "the worker loads what the loss reads"
+        return self.reference.output(packed)
 
     def _reporter(self, mini: TrainBatch, step: int, number: int) -> Reporter | None:
         """Return the report of a skipped optimizer step, `number` within `step`."""

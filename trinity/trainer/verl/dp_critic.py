@@ -111,7 +111,7 @@ class DataParallelPPOCritic:
         lr = self.stepper.begin(step)
         metrics = Metrics()
         norms: list[float] = []
-        for rows in passes(batch, self.settings.update, step=step):
+        for rows in passes(batch, self.settings.update, step=step, num_shares=self.ranks.num_shares):
             mini = batch.select(rows)
             self._accumulate(mini, metrics)
             norms.append(self.stepper.step(step, report=self._reporter(mini, step, len(norms) + 1)))
@@ -157,7 +157,8 @@ class DataParallelPPOCritic:
         def steps() -> Iterator[MicroStep[Share]]:
             for work in self.scorer.split(mini, counted, split):
                 micro = mini.select(work.rows)
-                yield MicroStep(micro, Share.of_rows(micro, mini, normalizer=split.normalizer), work.is_filler)
+                share = Share.of_rows(micro, mini, normalizer=split.normalizer, scale=work.scale)
+                yield MicroStep(micro, share, work.is_filler)
 
         accumulate(self.decoder, self.scorer, steps(), loss=partial(self._loss, metrics=metrics))
 

@@ -48,6 +48,7 @@ class HFPackedDecoder(nn.Module):
     """
 
     can_share_prompts = False
+    reads_images = False
     stages: Stages | None = None
 
     def __init__(

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity.utils.fused.choice import uses_kernels
 from trinity.utils.products import linear, matmul
 
 Gradients = tuple[Float[Tensor, "..."] | None, ...]  # by each argument of a forward pass, of its shape
@@ -222,8 +223,41 @@ class _SwiGLU(torch.autograd.Function):
         return result
 
 
+class _CompiledSwiGLU(torch.autograd.Function):
+    """`_SwiGLU` by kernels, each of which reads and writes once."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
+        from trinity.utils.fused import decoding  # with Numba, half a second of imports
+        from trinity.utils.fused.machine import LIKE
+
+        fused = fused.contiguous()
+        ctx.save_for_backward(fused)
+        out = fused.new_empty(len(fused), fused.shape[1] // 2)
+        decoding.gate(fused.data_ptr(), out.data_ptr(), *out.shape, LIKE[fused.dtype])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Float[Tensor, "N I"]) -> Float[Tensor, "N two_I"]:
+        from trinity.utils.fused import training
+        from trinity.utils.fused.machine import LIKE
+
+        (fused,) = ctx.saved_tensors
+        grad, result = grad.contiguous(), torch.empty_like(fused)
+        training.gate_backward(fused.data_ptr(), grad.data_ptr(), result.data_ptr(), *grad.shape, LIKE[fused.dtype])
+        return result
+
+
 def swiglu(fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
-    """Return silu(gate) * up, where `fused` holds gate and up side by side."""
+    """Return silu(gate) * up, where `fused` holds gate and up side by side.
+
+    Kernels compute it where a run is not deterministic and they are there.
+    """
+    if not torch.are_deterministic_algorithms_enabled() and uses_kernels(
+        fused.numel(), device=fused.device, dtype=fused.dtype
+    ):
+        return _CompiledSwiGLU.apply(fused)
     return _SwiGLU.apply(fused)
 
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._weights_only_unpickler import UnpicklingError
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from trinity.common.checkpoint import hash_tree
@@ -27,6 +32,7 @@ from trinity.common.models.model_config import (
     silence,
 )
 from trinity.common.models.rotary import settle_rotary
+from trinity.common.models.vision import is_vision
 from trinity.trainer.verl.checkpoint import read_weights
 
 if TYPE_CHECKING:
@@ -55,7 +61,8 @@ def load_model(path: str, device: torch.device, *, config: Config) -> PreTrained
     try:
         wanted = read_trained_config(path, overrides, trust_remote_code=trusted)
         noise = silence(wanted)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        kind = AutoModelForImageTextToText if is_vision(wanted) else AutoModelForCausalLM
+        loaded: Any = kind.from_pretrained(
             path,
             config=wanted,
             dtype=torch.float32,

@@ -3,7 +3,8 @@
     loss = share * policy loss - share * entropy term + share * KL term
 
 Summed over the micro-batches this is the loss of the whole mini-batch, however it was split. Each term has its own
-share, and so has each part of a policy loss over several parts of the rows.
+share, and so has each part of a policy loss over several parts of the rows. With `loss_agg_scope: micro_batch`, which
+is veRL's before 0.7, it is the mean of losses that each micro-batch normalises by itself.
 
 Dimension key: B = rows, b = rows of a micro-batch, T = response positions, M = scored tokens.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +46,7 @@ class Share:
         all_rows: rows of the mini-batch.
         all_counted_rows: those of them that have counted tokens.
         normalizer: fixed divisor of seq-mean-token-sum-norm.
+        scale: share of the micro-batch in the mean over micro-batches, if each is normalised by itself; else None.
     """
 
     tokens: int
@@ -54,6 +57,7 @@ class Share:
     all_rows: int
     all_counted_rows: int
     normalizer: float
+    scale: float | None = None
 
     @classmethod
     def of_rows(
@@ -62,6 +66,7 @@ class Share:
         mini: TrainBatch,
         *,
         normalizer: float,
+        scale: float | None = None,
         among: tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]] | None = None,
     ) -> Share:
         """Return the share that the rows of `micro` have in their mini-batch.
@@ -72,6 +77,7 @@ class Share:
             micro: some rows of `mini`.
             mini: the mini-batch.
             normalizer: see `Share`.
+            scale: see `Share`.
             among: the rows of both that count, if not all of them.
         """
         in_micro, in_mini = (None, None) if among is None else among
@@ -79,7 +85,7 @@ class Share:
         counted = mini.columns.get("counted_mask", mini.action_mask)
         all_tokens, all_rows, all_counted_rows = _sizes(counted, in_mini)
         width = micro.action_mask.shape[1]
-        return cls(tokens, rows, counted_rows, width, all_tokens, all_rows, all_counted_rows, normalizer)
+        return cls(tokens, rows, counted_rows, width, all_tokens, all_rows, all_counted_rows, normalizer, scale)
 
     def of(self, loss_agg_mode: str, *, counts_empty_rows: bool = True) -> float:
         """Return the factor that turns a micro-batch's loss into its summand.
@@ -89,6 +95,8 @@ class Share:
             counts_empty_rows: rows without counted tokens are in the mean over rows; false for veRL's convention,
                 where seq-mean-token-sum-norm is a mean over rows, too.
         """
+        if self.scale is not None:
+            return self._of_itself(loss_agg_mode, counts_empty_rows=counts_empty_rows) * self.scale
         if loss_agg_mode == TOKEN_SUM:
             return 1.0
         if loss_agg_mode == TOKEN_MEAN:
@@ -97,6 +105,27 @@ class Share:
         if not counts_empty_rows:
             return self.counted_rows / max(self.all_counted_rows, 1) * scale
         return scale if loss_agg_mode == TOKEN_SUM_NORM else self.rows / max(self.all_rows, 1)
+
+    def of_term(self, loss_agg_mode: str, *, counts_empty_rows: bool = True) -> float:
+        """Return the factor of a term that `aggregate_loss` aggregated.
+
+        Args:
+            loss_agg_mode: how it was aggregated.
+            counts_empty_rows: the convention of the policy loss beside it, which the whole loss has.
+        """
+        if counts_empty_rows or loss_agg_mode in (TOKEN_MEAN, TOKEN_SUM):
+            return self.of(loss_agg_mode)
+        rows = 1 if loss_agg_mode == TOKEN_SUM_NORM else self.rows
+        return self.of(loss_agg_mode, counts_empty_rows=False) * rows / max(self.counted_rows, 1)
+
+    def _of_itself(self, loss_agg_mode: str, *, counts_empty_rows: bool) -> float:
+        """Return the factor that leaves the divisors of the micro-batch.
+
+        The normed sum is that of all its rows, in either convention, as in veRL before 0.7.
+        """
+        if loss_agg_mode != TOKEN_SUM_NORM:
+            return 1.0
+        return self.width / self.normalizer * (1 if counts_empty_rows else self.counted_rows)
 
 
 def _sizes(mask: Bool[Tensor, "B T"], rows: Bool[Tensor, "B"] | None) -> tuple[int, int, int]:
@@ -226,7 +255,13 @@ class LossFn:
         return self.policy_loss.zero_advantage_is_zero_loss and not has_more
 
     def shares(
-        self, micro: TrainBatch, mini: TrainBatch, *, normalizer: float, measured: TrainBatch | None = None
+        self,
+        micro: TrainBatch,
+        mini: TrainBatch,
+        *,
+        normalizer: float,
+        scale: float | None = None,
+        measured: TrainBatch | None = None,
     ) -> Shares:
         """Return the shares of a micro-batch in its mini-batch.
 
@@ -234,32 +269,32 @@ class LossFn:
             micro: some rows of `mini`.
             mini: the mini-batch.
             normalizer: see `Share`.
+            scale: see `Share`.
             measured: the rows over which entropy is averaged, by default all of `mini`: if it has no coefficient and
                 rows are left out, those that are computed.
 
         Raises:
             DataError: the loss needs a tensor that the experiences do not have (E4604).
         """
-        whole = Share.of_rows(micro, mini, normalizer=normalizer)
+        sizes = partial(Share.of_rows, normalizer=normalizer, scale=scale)
         try:
             parts = [self.policy_loss.parts(side.values) for side in (micro, mini)]
-            of_entropy = self._entropy_share(micro, measured or mini, normalizer=normalizer)
+            of_entropy = sizes(micro, measured or mini, among=self._entropy_rows(micro, measured or mini))
         except KeyError as error:
             raise self._lacks(str(error.args[0])) from error
 
-        def share(among: tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]]) -> Share:
-            return Share.of_rows(micro, mini, normalizer=normalizer, among=among)
-
         return Shares(
-            whole=whole,
+            whole=sizes(micro, mini),
             entropy=of_entropy,
-            parts=tuple(share((part.rows, whole_part.rows)) for part, whole_part in zip(*parts, strict=True)),
+            parts=tuple(
+                sizes(micro, mini, among=(part.rows, of_all.rows)) for part, of_all in zip(*parts, strict=True)
+            ),
         )
 
-    def _entropy_share(self, micro: TrainBatch, mini: TrainBatch, *, normalizer: float) -> Share:
+    def _entropy_rows(self, micro: TrainBatch, mini: TrainBatch) -> tuple[Bool[Tensor, "b"], Bool[Tensor, "B"]] | None:
+        """Return the rows of both that the entropy term is over; None: all."""
         sides = [self.entropy.rows(side.values) if self.with_entropy else None for side in (micro, mini)]
-        among = None if sides[0] is None or sides[1] is None else (sides[0], sides[1])
-        return Share.of_rows(micro, mini, normalizer=normalizer, among=among)
+        return None if sides[0] is None or sides[1] is None else (sides[0], sides[1])
 
     def __call__(
         self, logprob: Float[Tensor, "B T"], entropy: Float[Tensor, "B T"], tensors: dict[str, Tensor], shares: Shares
@@ -273,15 +308,15 @@ class LossFn:
         missing = sorted(self.required - tensors.keys() - {"logprob"})
         if missing:
             raise self._lacks(", ".join(missing))
-        loss = self._policy(logprob, tensors, shares, metrics)
+        loss, counts_empty = self.policy_term(logprob, tensors, shares, metrics), self.policy_loss.counts_empty_rows
         if self.with_entropy:
             given = {name: tensors[name] for name in self.entropy_names & tensors.keys()}
             made = self.entropy(entropy, mask, **self.entropy_mode, **given)
             term, values = loss_and_metrics("the entropy term", self.entropy, made)
-            factor = shares.entropy.of(self.loss_agg_mode)
+            factor = shares.entropy.of_term(self.loss_agg_mode, counts_empty_rows=counts_empty)
             loss = loss - term * factor
             self._note(metrics, values, shares.entropy, factor)
-        factor = whole.of(self.loss_agg_mode)
+        factor = whole.of_term(self.loss_agg_mode, counts_empty_rows=counts_empty)
         if "ref_divergence" in tensors:
             term, values = self.kl.loss_of(tensors["ref_divergence"], mask, self.loss_agg_mode)
             loss = loss + term * factor
@@ -300,10 +335,10 @@ class LossFn:
         metrics.add_sum({"final_loss": float(loss.detach())})
         return loss, metrics
 
-    def _policy(
+    def policy_term(
         self, logprob: Float[Tensor, "B T"], tensors: dict[str, Tensor], shares: Shares, metrics: Metrics
     ) -> Float[Tensor, ""]:
-        """Return the policy loss's summand, and record its metrics."""
+        """Return a micro-batch's policy loss summand, and record its metrics."""
         parts = self.policy_loss.parts(tensors)
         if parts:
             return self._sum_of_parts(parts, tensors | {"logprob": logprob}, shares, metrics)

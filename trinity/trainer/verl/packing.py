@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batch_images import PackedImages, packed_images
 from trinity.trainer.prefixes import MAX_LEFT, Node, grow, in_order
 from trinity.trainer.verl.parallel.ulysses import Slice
 
@@ -64,6 +65,8 @@ class Packed:
         width: T.
         piece: this rank's part if several share the list, else None.
         forest: the nodes of the list if it is a forest, else None; `rows` is then the list as a whole.
+        images: images among the tokens, which are 0 there; None if there are none.
+        rotary: positions in time, height and width of each token [3, N], if the batch has images.
     """
 
     tokens: Int[Tensor, "N"]
@@ -78,6 +81,8 @@ class Packed:
     width: int
     piece: Slice | None = None
     forest: tuple[Node, ...] | None = None
+    images: PackedImages | None = None
+    rotary: Int[Tensor, "3 N"] | None = None
 
     @property
     def own_tokens(self) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
@@ -116,6 +121,8 @@ class Packed:
             num_rows=self.num_rows,
             width=self.width,
             forest=self.forest,
+            images=None if self.images is None else self.images.to(device),
+            rotary=None if self.rotary is None else self.rotary.to(device),
         )
 
 
@@ -139,7 +146,8 @@ def _pack_forest(batch: TrainBatch, *, most: float) -> Packed | None:
     if ordered.num_tokens > most:
         return None
     forest = grow(ordered)
-    tokens, positions = forest.tokens(batch.tokens)
+    owners, positions = forest.tokens()
+    tokens, images, rotary = _seen(batch, owners, positions)
     row, column = torch.nonzero(batch.action_mask, as_tuple=True)
     predicted = batch.prompt_lengths[row] + column
     sources = torch.empty_like(row)
@@ -158,6 +166,8 @@ def _pack_forest(batch: TrainBatch, *, most: float) -> Packed | None:
         num_rows=len(batch),
         width=batch.action_mask.shape[1],
         forest=forest.nodes,
+        images=images,
+        rotary=rotary,
     )
 
 
@@ -165,22 +175,23 @@ def _pack_flat(batch: TrainBatch, *, share_prompts: bool) -> Packed:
     """Return the rows one after another, behind the prompts that they share."""
     prompts = _shared_prompts(batch) if share_prompts else None
     starts = torch.zeros_like(batch.lengths) if prompts is None else batch.prompt_lengths
-    rows, row_tokens, row_positions = _block(batch.tokens, starts, batch.lengths - 1, at=0)
+    rows, row_numbers, row_positions = _block(starts, batch.lengths - 1, at=0)
     prefix, of_row, first = None, None, None
     if prompts is not None:
         of_row, owners = prompts
         ends = batch.prompt_lengths[owners]
-        prefix, tokens, positions = _block(batch.tokens[owners], torch.zeros_like(ends), ends, at=0)
+        prefix, numbers, positions = _block(torch.zeros_like(ends), ends, at=0)
         rows = Block(prefix.num_tokens, rows.lengths, rows.width, rows.slots)
         first = (torch.cumsum(ends, 0) - 1)[of_row]
-        row_tokens, row_positions = torch.cat([tokens, row_tokens]), torch.cat([positions, row_positions])
+        row_numbers, row_positions = torch.cat([owners[numbers], row_numbers]), torch.cat([positions, row_positions])
+    tokens, images, rotary = _seen(batch, row_numbers, row_positions)
     row, column = torch.nonzero(batch.action_mask, as_tuple=True)
     begins = rows.start + torch.cumsum(torch.tensor(rows.lengths), 0) - torch.tensor(rows.lengths)
     sources = begins[row] + batch.prompt_lengths[row] - 1 + column - starts[row]
     if first is not None:
         sources = torch.where(column == 0, first[row], sources)
     return Packed(
-        tokens=row_tokens,
+        tokens=tokens,
         positions=row_positions,
         prefix=prefix,
         rows=rows,
@@ -190,7 +201,15 @@ def _pack_flat(batch: TrainBatch, *, share_prompts: bool) -> Packed:
         targets=row * batch.action_mask.shape[1] + column,
         num_rows=len(batch),
         width=batch.action_mask.shape[1],
+        images=images,
+        rotary=rotary,
     )
+
+
+def _seen(batch: TrainBatch, rows: Tensor, positions: Tensor) -> tuple[Tensor, PackedImages | None, Tensor | None]:
+    """Return tokens, 0 for images, with the images and rotary positions."""
+    tokens, images = packed_images(batch.tokens[rows, positions], batch.images)
+    return tokens, images, None if batch.rotary is None else batch.rotary[:, rows, positions]
 
 
 def _shared_prompts(batch: TrainBatch) -> tuple[Tensor, Tensor] | None:
@@ -213,8 +232,8 @@ def _shared_prompts(batch: TrainBatch) -> tuple[Tensor, Tensor] | None:
     return torch.tensor(of_row), torch.tensor(owners)
 
 
-def _block(tokens: Tensor, starts: Tensor, ends: Tensor, *, at: int) -> tuple[Block, Tensor, Tensor]:
-    """Return a block of `tokens[i, starts[i]:ends[i]]`, its tokens, positions."""
+def _block(starts: Tensor, ends: Tensor, *, at: int) -> tuple[Block, Tensor, Tensor]:
+    """Return the block of `[i, starts[i]:ends[i]]`, and rows and positions."""
     lengths = ends - starts
     width = int(lengths.max())
     columns = torch.arange(width).expand(len(lengths), width)
@@ -222,4 +241,4 @@ def _block(tokens: Tensor, starts: Tensor, ends: Tensor, *, at: int) -> tuple[Bl
     positions = (columns + starts[:, None])[is_token]
     row = torch.arange(len(lengths))[:, None].expand_as(columns)[is_token]
     slots = None if bool(is_token.all()) else torch.nonzero(is_token.reshape(-1)).squeeze(-1)
-    return Block(at, tuple(lengths.tolist()), width, slots), tokens[row, positions], positions
+    return Block(at, tuple(lengths.tolist()), width, slots), row, positions

@@ -69,6 +69,13 @@ class Reference:
             self.scorer.decoder.refresh()  # drops copies of weights that the policy's own decoder holds, too
         return result
 
+    def divergence_of(self, policy: Scorer, batch: TrainBatch) -> Float[Tensor, "B T"]:
+        """Return KL(policy, reference) (nats) of counted tokens, on CPU."""
+        result = policy.compute_divergence(batch, self.output)
+        if self.model is None:
+            self.scorer.decoder.refresh()
+        return result
+
     @torch.no_grad()
     def output(self, packed: Packed) -> Output:
         """Return hidden states and output layer for the scored positions."""

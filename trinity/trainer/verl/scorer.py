@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from trinity.common.errors import DataError
+from trinity.common.models.families import VISION
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.prefixes import NOTHING, Sharing
 from trinity.trainer.verl.attention import BLOCKWISE_MAX_LENGTH
@@ -38,6 +41,8 @@ class ActorSettings:
         shuffle_seed: seed of the shuffle of each pass; None keeps the order.
         grad_clip: largest gradient norm; None or 0 means no clipping.
         normalizer: divisor of seq-mean-token-sum-norm (`model.max_response_tokens`).
+        averages_micro_batches: the loss is the mean over micro-batches of consecutive rows, each normalised by itself
+            (`algorithm.loss_agg_scope: micro_batch`).
     """
 
     temperature: float = 1.0
@@ -48,6 +53,7 @@ class ActorSettings:
     shuffle_seed: int | None = None
     grad_clip: float | None = 1.0
     normalizer: float = 1.0
+    averages_micro_batches: bool = False
 
 
 class Scorer:
@@ -82,14 +88,26 @@ class Scorer:
 
     def split(self, batch: TrainBatch, rows: Iterable[int], settings: ActorSettings) -> list[Work]:
         """Return this rank's micro-batches of `rows`."""
-        limits = {"max_tokens": settings.max_tokens, "max_rows": settings.max_rows}
-        return self.ranks.split(batch, rows, **limits, sharing=self.sharing)
+        return self.ranks.split(
+            batch,
+            rows,
+            max_tokens=settings.max_tokens,
+            max_rows=settings.max_rows,
+            sharing=self.sharing,
+            is_in_order=settings.averages_micro_batches,
+        )
 
     def pack(self, micro: TrainBatch) -> Packed:
         """Return the packed form of a micro-batch on the device."""
         sharing = self.sharing
         is_short = int(micro.lengths.max()) <= sharing.prompts_up_to
         packed = pack(micro, share_prompts=is_short, share_prefixes=sharing.prefixes)
+        if packed.images is not None and not self.decoder.reads_images:
+            raise DataError(
+                "a training batch has images, and this model reads none; train a model of one of these families: "
+                + ", ".join(VISION),
+                code="E4034",
+            )
         self._num_shared += int((micro.lengths - 1).sum()) - len(packed.tokens)
         return self.ranks.cut(packed.to(self.device))
 
@@ -146,9 +164,23 @@ class Scorer:
 
         return self._compute_all(batch, of, names=("logprob", *wanted))
 
+    def compute_divergence(self, batch: TrainBatch, reference_of: Callable[[Packed], Output]) -> Float[Tensor, "B T"]:
+        """Return KL(policy, reference) (nats) of counted tokens; see `compute`."""
+
+        def of(packed: Packed) -> dict[str, Tensor]:
+            reference = reference_of(packed)
+            return {"": self.divergence(self.decoder.hidden(packed), reference, packed)}
+
+        return self._compute_all(batch, of, before=reference_of)[""]
+
     @torch.no_grad()
     def _compute_all(
-        self, batch: TrainBatch, function: Callable[[Packed], dict[str, Tensor]], *, names: Iterable[str] = ("",)
+        self,
+        batch: TrainBatch,
+        function: Callable[[Packed], dict[str, Tensor]],
+        *,
+        names: Iterable[str] = ("",),
+        before: Callable[[Packed], Any] = lambda packed: None,
     ) -> dict[str, Float[Tensor, "B T"]]:
         result = {name: torch.zeros(batch.action_mask.shape) for name in names}
         counted = counted_rows(batch, batch.action_mask)
@@ -156,6 +188,7 @@ class Scorer:
         for work in self.split(batch, counted, settings):
             packed = self.pack(batch.select(work.rows))
             if stages is not None and not stages.is_last:
+                before(packed)  # of every stage, as in `function`
                 self.decoder.hidden(packed)  # sends the stream on; only the last stage has the output layer
                 continue
             with computing(packed):

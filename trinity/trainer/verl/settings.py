@@ -87,6 +87,7 @@ def actor_settings(config: Config) -> ActorSettings:
         shuffle_seed=actor.data_loader_seed if actor.shuffle else None,
         grad_clip=actor.grad_clip,
         normalizer=loss_divisor(config),
+        averages_micro_batches=config.algorithm.loss_agg_scope == "micro_batch",
     )
 
 

@@ -63,12 +63,13 @@ class Stepper:
         self.num_skipped = 0
         self.skipped_in_a_row = 0
         self.ranks = ranks
+        self.last_step = 0
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(self.named.values())
 
     def begin(self, step: int) -> float:
         """Set the learning rate of training step `step` (1-based) and return it."""
-        lr = self.schedule.at(step)
+        lr, self.last_step = self.schedule.at(step), step
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr
@@ -128,9 +129,19 @@ class Stepper:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: schedule and counts of skipped steps."""
+        """Return the state to save: schedule and counts of skipped steps.
+
+        The schedule has the form of PyTorch's `LambdaLR`, which veRL continues: it stands before the next step, whose
+        rate the optimizer has from now on.
+        """
+        lr, groups = self.schedule.at(self.last_step + 1), self.optimizer.param_groups
+        for group in groups:
+            group["lr"], group["initial_lr"] = lr, self.schedule.lr
+        done = max(self.last_step - self.schedule.start, 0)
+        schedule: dict[str, Any] = {"base_lrs": [self.schedule.lr] * len(groups), "_last_lr": [lr] * len(groups)}
+        schedule |= {"last_epoch": done, "_step_count": done + 1, "lr_lambdas": [None] * len(groups)}
         return {
-            "lr_scheduler": {"base_lr": self.schedule.lr, "last_lr": self.optimizer.param_groups[0]["lr"]},
+            "lr_scheduler": schedule,
             "num_skipped": self.num_skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
         }
@@ -139,6 +150,9 @@ class Stepper:
         """Restore the counts of skipped steps from `state`."""
         self.num_skipped = state["num_skipped"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
+        done = state["lr_scheduler"].get("last_epoch")
+        if done is not None:  # checkpoints of older versions do not tell
+            self.last_step = done + self.schedule.start
 
     def _skip(self, step: int, norm: float, report: Reporter | None) -> None:
         self.num_skipped += 1
@@ -158,8 +172,11 @@ class Stepper:
             )
 
 
-def passes(batch: TrainBatch, settings: ActorSettings, *, step: int) -> Iterator[list[int]]:
-    """Yield the rows of each mini-batch, pass by pass; pairs stay together."""
+def passes(batch: TrainBatch, settings: ActorSettings, *, step: int, num_shares: int = 1) -> Iterator[list[int]]:
+    """Yield the rows of each mini-batch, pass by pass; pairs stay together.
+
+    `num_shares` counts where micro-batches are averaged: a share then has one piece of the batch in all mini-batches.
+    """
     for epoch in range(settings.epochs):
         generator = None
         if settings.shuffle_seed is not None:
@@ -169,6 +186,7 @@ def passes(batch: TrainBatch, settings: ActorSettings, *, step: int) -> Iterator
             size=settings.mini_batch_size,
             generator=generator,
             rows_per_experience=batch.rows_per_experience,
+            num_shares=num_shares if settings.averages_micro_batches else 1,
         )
 
 

@@ -14,7 +14,7 @@ from trinity.common.config import Config
 from trinity.common.errors import OutOfMemoryError
 from trinity.common.experience import Experience
 from trinity.common.models.vocabulary import known_ids
-from trinity.trainer.advantage import batch_advantage_of
+from trinity.trainer.advantage import DIVERGENCE, batch_advantage_of
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
 from trinity.trainer.metrics import batch_metrics, speed_metrics
@@ -31,10 +31,12 @@ from trinity.trainer.verl.optim import make_optimizer
 from trinity.trainer.verl.parallel.exchange import local
 from trinity.trainer.verl.parallel.ranks import ALONE, Ranks
 from trinity.trainer.verl.parallel.ulysses import check_heads
+from trinity.trainer.verl.phases import Phases
 from trinity.trainer.verl.plugin_state import function_states, restore_functions
 from trinity.trainer.verl.reference import Reference, load_reference
 from trinity.trainer.verl.shard_settings import actor_options, actor_switches, critic_switches
 from trinity.trainer.verl.stepping import Stepper
+from trinity.trainer.verl.vision import freeze_vision
 from trinity.utils.device import (
     is_out_of_memory,
     num_bytes,
@@ -89,6 +91,7 @@ class ActorWorker:
         self.tokenizer = tokenizer
         self.ranks = ranks
         self.device = select_device(device) if ranks.is_alone else ranks.device
+        self.phases = Phases(self.device)
         self.dtype = settings.products_dtype(config, self.device)
         self.loss_fn = settings.loss_of(config)
         self.correction = correction_of(config, self.loss_fn)
@@ -97,6 +100,8 @@ class ActorWorker:
         self.model = load_model(str(config.model.model_path), ranks.loading_device(self.device), config=config)
         check_heads(self.model, ranks.sequence_size)
         self.adapter = attach_adapter(self.model, config)
+        if config.trainer.trainer_config.actor_rollout_ref.actor.freeze_vision_tower:
+            freeze_vision(self.model)  # an adapter in it, too
         has_critic = self.advantage is not None and reads_values(self.advantage, config)
         start = critic_warmup(config) if has_critic else 0
         self.optimizer, self.actor = self._make_actor(total_steps, start=start)
@@ -163,6 +168,7 @@ class ActorWorker:
     def train_step(self, experiences: Sequence[Experience], step: int) -> dict[str, float]:
         """Train on `experiences`; see `TrainerBackend.train_step`."""
         start = time.perf_counter()
+        self.phases.take()  # of a step that failed
         batch = collate(experiences)
         truncated = [exp.truncate_status == "response_truncated" for exp in experiences]
         try:
@@ -170,7 +176,8 @@ class ActorWorker:
                 batch = self._with_logprobs(batch)
                 batch, of_rollout = (batch, {}) if self.correction is None else self.correction(batch)
                 if self.critic is not None:
-                    batch = self.critic.with_values(batch)
+                    with self.phases.timed("values"):
+                        batch = self.critic.with_values(batch)
                 batch, of_rewards = self._with_advantages(batch, experiences)
                 metrics = self._update(batch, step)
                 synchronize(self.device)
@@ -184,7 +191,7 @@ class ActorWorker:
         metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         metrics["perf/trainer/shared_tokens"] = self._num_shared_tokens()
-        return metrics | {"time/train_step": seconds}
+        return metrics | self.phases.take() | {"time/train_step": seconds}
 
     def _num_shared_tokens(self) -> float:
         """Return how many tokens no pass of the step had to compute again."""
@@ -197,14 +204,21 @@ class ActorWorker:
         """Add `old_logprob`, and `ref_logprob` and statistics if they are read."""
         bypasses = self.config.algorithm.bypass_old_logprobs
         if not bypasses or self.statistics:
-            scored = self.actor.scorer.compute_statistics(batch, self.statistics)
+            with self.phases.timed("old_log_prob"):
+                scored = self.actor.scorer.compute_statistics(batch, self.statistics)
             own = scored.pop("logprob")
             batch = batch.with_columns(**scored) if bypasses else batch.with_columns(old_logprob=own, **scored)
         if bypasses and "rollout_logprob" in batch.columns:
             batch = batch.with_columns(old_logprob=batch.columns["rollout_logprob"])
-        of_advantage = self.advantage is not None and (self.advantage.with_kl or "ref_logprob" in self.advantage.names)
+        advantage = self.advantage
+        of_advantage = advantage is not None and advantage.reads_ref_logprob
+        if self.reference is not None and advantage is not None and advantage.with_full_kl:
+            with self.phases.timed("ref"):
+                divergence = self.reference.divergence_of(self.actor.scorer, batch)
+            batch = batch.with_columns(**{DIVERGENCE: divergence})
         if self.reference is not None and (self.loss_fn.reads_ref_logprob or of_advantage):
-            batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
+            with self.phases.timed("ref"):
+                batch = batch.with_columns(ref_logprob=self.reference.compute_log_prob(batch))
         if "counted_mask" in self.loss_fn.policy_loss.select_keys:
             batch = batch.with_columns(counted_mask=batch.action_mask)
         return batch
@@ -215,16 +229,19 @@ class ActorWorker:
         """Add `advantages` and `returns` if the trainer computes them."""
         if self.advantage is None:
             return batch, {}
-        return self.advantage(batch, [exp.group for exp in experiences])
+        with self.phases.timed("adv"):
+            return self.advantage(batch, [exp.group for exp in experiences])
 
     def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train the critic, and the policy once the critic is warm."""
-        if self.critic is None:
-            return self.actor.update_policy(batch, step=step)
-        metrics = self.critic.update(batch, step=step)
-        if self.critic.is_warming_up(step):
-            return metrics
-        return metrics | self.actor.update_policy(batch, step=step)
+        metrics: dict[str, float] = {}
+        if self.critic is not None:
+            with self.phases.timed("update_critic"):
+                metrics = self.critic.update(batch, step=step)
+            if self.critic.is_warming_up(step):
+                return metrics
+        with self.phases.timed("update_actor"):
+            return metrics | self.actor.update_policy(batch, step=step)
 
     @property
     def is_healthy(self) -> bool:

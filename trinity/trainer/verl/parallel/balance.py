@@ -23,10 +23,12 @@ class Work:
         rows: its rows.
         is_filler: computed only because another rank has one more and all ranks gather weights together; it does not
             count.
+        scale: its share in the mean over the micro-batches of all ranks, if each is normalised by itself.
     """
 
     rows: list[int]
     is_filler: bool = False
+    scale: float | None = None
 
 
 def split_work(
@@ -63,13 +65,47 @@ def split_work(
     limits = {"max_tokens": max_tokens, "max_rows": max_rows}
     groups = [micro_batches(batch, share, **limits, sharing=sharing) for share in shares]
     most = max(len(group) for group in groups)
-    own = [Work(micro) for micro in groups[index]]
-    if len(own) < most:
-        lengths = batch.lengths.tolist()
-        units = units_of(list(rows), batch.rows_per_experience)
-        shortest = min(units, key=lambda unit: sum(lengths[row] for row in unit))
-        own += [Work(shortest, is_filler=True)] * (most - len(own))
-    return own
+    return _filled(batch, rows, [Work(micro) for micro in groups[index]], most)
+
+
+def work_in_order(
+    batch: TrainBatch, rows: Sequence[int], *, index: int, num_shares: int, max_rows: int | None
+) -> list[Work]:
+    """Return the micro-batches of share `index`, each normalised by itself.
+
+    A share is a contiguous piece of the batch, and a micro-batch the next rows of it: which rows are averaged together
+    must not depend on their lengths. The mean is over the micro-batches of a share, then over shares. Rows that are not
+    computed keep their places, and a micro-batch of such rows alone counts with a loss of 0.
+
+    Args:
+        batch: a mini-batch, of experiences of one row.
+        rows: those of its rows that are computed.
+        index: 0-based.
+        num_shares: number of shares.
+        max_rows: rows of a micro-batch; None means all.
+    """
+    computed = set(rows)
+    shares = share_rows(
+        batch, range(len(batch)), num_shares=num_shares, is_balanced=False, has_equal_sizes=max_rows is not None
+    )
+    works = []
+    for share in shares:
+        size = max_rows or max(len(share), 1)
+        groups = [share[start : start + size] for start in range(0, len(share), size)]
+        scale = 1.0 / max(len(groups), 1) / num_shares
+        kept = [[row for row in group if row in computed] for group in groups]
+        works.append([Work(group, scale=scale) for group in kept if group])
+    return _filled(batch, rows, works[index], max(map(len, works)))
+
+
+def _filled(batch: TrainBatch, rows: Sequence[int], own: list[Work], number: int) -> list[Work]:
+    """Return a share's work and as many fillers as make it `number` pieces."""
+    if len(own) == number:
+        return own
+    lengths = batch.lengths.tolist()
+    units = units_of(list(rows), batch.rows_per_experience)
+    shortest = min(units, key=lambda unit: sum(lengths[row] for row in unit))
+    return own + [Work(shortest, is_filler=True)] * (number - len(own))
 
 
 def share_rows(

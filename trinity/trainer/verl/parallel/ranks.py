@@ -19,7 +19,7 @@ from trinity.common.errors import ConfigError
 from trinity.trainer.batch import TrainBatch, micro_batches
 from trinity.trainer.prefixes import NOTHING, Sharing
 from trinity.trainer.verl.packing import Packed
-from trinity.trainer.verl.parallel.balance import Work, split_work
+from trinity.trainer.verl.parallel.balance import Work, split_work, work_in_order
 from trinity.trainer.verl.parallel.exchange import local
 from trinity.trainer.verl.parallel.pipeline import STAGE, Stages
 from trinity.trainer.verl.parallel.tensor import TENSOR, TensorGroup
@@ -111,6 +111,11 @@ class Ranks:
         return self.sequence_size * self.tensor_size * self.num_stages
 
     @property
+    def num_shares(self) -> int:
+        """Number of shares of a mini-batch's rows."""
+        return self.world // self.share_size
+
+    @property
     def is_divided(self) -> bool:
         """Whether matrices or layers are shared, beside the shards of weights."""
         return self.tensor_size * self.num_stages > 1
@@ -142,9 +147,16 @@ class Ranks:
         max_tokens: int | None,
         max_rows: int | None,
         sharing: Sharing = NOTHING,
+        is_in_order: bool = False,
     ) -> list[Work]:
-        """Return the micro-batches of this rank; every rank has the same number."""
+        """Return the micro-batches of this rank; every rank has the same number.
+
+        `is_in_order`: they are consecutive rows, each normalised by itself.
+        """
         rows = list(rows)
+        if is_in_order and rows:
+            index = self.rank // self.share_size
+            return work_in_order(batch, rows, index=index, num_shares=self.num_shares, max_rows=max_rows)
         if self.is_alone:
             limits = {"max_tokens": max_tokens, "max_rows": max_rows}
             return [Work(group) for group in micro_batches(batch, rows, **limits, sharing=sharing)]
@@ -154,7 +166,7 @@ class Ranks:
             batch,
             rows,
             index=self.rank // self.share_size,
-            num_shares=self.world // self.share_size,
+            num_shares=self.num_shares,
             is_balanced=self.is_balanced,
             max_tokens=None if max_tokens is None else max_tokens * self.sequence_size,
             max_rows=max_rows,

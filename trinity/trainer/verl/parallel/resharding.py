@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
+from trinity.common.models.shards import joined, shard_name
 from trinity.common.tensor_files import read_tensors_of
 from trinity.trainer.verl.parallel.exchange import local, whole
 from trinity.trainer.verl.parallel.pipeline import Stages
@@ -24,11 +25,6 @@ from trinity.trainer.verl.parallel.ranks import Ranks
 from trinity.trainer.verl.parallel.tensor import TENSOR
 
 _NAME = re.compile(r"\w+_world_size_(\d+)_rank_\d+\.pt")
-
-
-def suffix(rank: int, world: int) -> str:
-    """Return how the names of a rank's files end."""
-    return f"world_size_{world}_rank_{rank}.pt"
 
 
 def saved_world(folder: Path) -> int:
@@ -55,30 +51,7 @@ def read_parts(folder: Path, kind: str, world: int) -> list[Any]:
         OSError: a file is missing.
         UnpicklingError: a file holds anything but tensors and plain values.
     """
-    return [read_tensors_of(folder / f"{kind}_{suffix(rank, world)}", is_mapped=True) for rank in range(world)]
-
-
-def joined(parts: list[Any]) -> Tensor:
-    """Join the parts of all ranks, in rank order, along their sharded dim.
-
-    The whole tensor may have any shape.
-
-    Raises:
-        ValueError: they are not parts of one tensor along one dimension.
-    """
-    first = parts[0]
-    if not hasattr(first, "device_mesh"):
-        return first
-    mesh = first.device_mesh.mesh
-    dims = [p.dim for p in first.placements if p.is_shard()]
-    if len(dims) > 1 or (mesh.ndim > 1 and not first.placements[0].is_replicate()):
-        raise ValueError(f"a tensor is spread as {first.placements}, which is not read here")
-    chosen = mesh.reshape(-1, mesh.shape[-1])[0].tolist() if dims else [int(mesh.reshape(-1)[0])]
-    pieces = [local(parts[rank]) for rank in chosen]
-    full: Tensor = torch.cat(pieces, dims[0]) if dims else pieces[0]
-    if full.shape != first.shape:
-        raise ValueError(f"the parts of a tensor of shape {tuple(first.shape)} make one of {tuple(full.shape)}")
-    return full
+    return [read_tensors_of(folder / shard_name(kind, world=world, rank=rank), is_mapped=True) for rank in range(world)]
 
 
 def own_part(full: Tensor, like: Tensor) -> Tensor:
@@ -197,6 +170,8 @@ def optimizer_state(
 ) -> dict[str, Any]:
     """Return the saved optimizer state, cut to this rank's parameters.
 
+    Settings such as the decay of weights are the optimizer's own: what this run is configured with.
+
     Args:
         parts: what the ranks wrote.
         optimizer: over this rank's parameters.
@@ -208,7 +183,7 @@ def optimizer_state(
         each = [part["state"][number] for part in parts if number in part["state"]]
         if each:
             state[place] = {key: _cut([of_rank[key] for of_rank in each], parameters[place]) for key in each[0]}
-    groups = [group | {"params": list(range(len(parameters)))} for group in parts[0]["param_groups"]]
+    groups = [group | {"params": list(range(len(parameters)))} for group in optimizer.param_groups]
     return {"state": state, "param_groups": groups}
 
 

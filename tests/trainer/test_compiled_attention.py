@@ -1,0 +1,99 @@
+"""Attention by compiled kernels: outputs and gradients of the plain forms, which compute in float64 here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.conftest import make_episodes
+from trinity.common.experience import EID, Experience
+from trinity.trainer.batch import collate
+from trinity.trainer.verl.attention import attend
+from trinity.trainer.verl.compiled_attention import compiled_attend, compiles, pairs_of
+from trinity.trainer.verl.packing import Packed, pack
+from trinity.utils.fused.choice import LEAST_ELEMENTS
+
+pytest.importorskip("numba")
+
+
+def groups() -> list[Experience]:
+    """Return rows of three prompts, of which one is longer than a block of keys, and responses longer than queries'."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 99, (length,), generator=generator) for length in (70, 5, 17)]
+    rows = []
+    for run, own in enumerate((60, 3, 17, 48, 100, 2)):
+        prompt = prompts[run % 3]
+        tokens = torch.cat([prompt, torch.randint(3, 99, (own,), generator=generator)])
+        rows.append(Experience(EID(1, run % 3, run), tokens, len(prompt)))
+    return rows
+
+
+def packings() -> dict[str, Packed]:
+    batch, episodes = collate(groups()), collate(make_episodes(episodes=2, turns=3, samples=2))
+    forest = pack(episodes, share_prompts=False, share_prefixes=True)
+    prompts = pack(batch, share_prompts=True)
+    assert forest.forest is not None and prompts.prefix is not None
+    return {"forest": forest, "prompts": prompts, "rows": pack(batch, share_prompts=False)}
+
+
+PACKINGS = packings()
+
+
+def leaves_of(packed: Packed, size: int) -> list[Tensor]:
+    """Return scaled queries, keys and values as slices of wider tensors, as in a layer."""
+    generator = torch.Generator().manual_seed(1)
+    fused = torch.randn(len(packed.tokens), 10, size, generator=generator)
+    return [part.requires_grad_() for part in (fused[:, :6] * size**-0.5, *fused[:, 6:].split(2, 1))]
+
+
+@pytest.mark.parametrize("kind", sorted(PACKINGS))
+@pytest.mark.parametrize("size", [16, 48])
+def test_outputs_and_gradients_are_those_of_the_plain_form(kind: str, size: int) -> None:
+    packed = PACKINGS[kind]
+    leaves = leaves_of(packed, size)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    out = compiled_attend(*leaves, packed)
+    wanted = attend(exact[0] * size**0.5, exact[1], exact[2], packed)  # float64 is never compiled
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    pairs = [
+        (out, wanted),
+        *zip(
+            torch.autograd.grad((out * weights).sum(), leaves),
+            torch.autograd.grad((wanted * weights.double()).sum(), exact),
+            strict=True,
+        ),
+    ]
+    for one, other in pairs:
+        assert float((one - other).detach().norm()) <= 1e-6 * float(other.detach().norm())
+
+
+@pytest.mark.parametrize("kind", sorted(PACKINGS))
+def test_queries_that_predict_nothing_may_be_left_out(kind: str) -> None:
+    packed, results = PACKINGS[kind], []
+    for is_scored_only in (False, True):
+        leaves = leaves_of(packed, 16)
+        out = compiled_attend(*leaves, packed, is_scored_only=is_scored_only)[packed.sources]
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).abs().max()) <= 1e-6 * float(one.abs().max())
+    counts = [sum(pair[3] for pair in pairs_of(packed, is_scored_only=flag)) for flag in (False, True)]
+    assert counts[1] < counts[0]
+
+
+def test_deterministic_runs_and_other_numbers_are_not_compiled() -> None:
+    from trinity.trainer.verl.attention_rule import PLAIN, Rule
+
+    queries, values = (torch.zeros(LEAST_ELEMENTS // 8 // 16, heads, 16) for heads in (8, 2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert compiles(queries, values, PLAIN)
+        assert not compiles(queries.double(), values.double(), PLAIN)
+        assert not compiles(queries.bfloat16(), values.bfloat16(), PLAIN)
+        assert not compiles(queries, values, Rule(window=4))
+        torch.use_deterministic_algorithms(True)
+        assert not compiles(queries, values, PLAIN)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)

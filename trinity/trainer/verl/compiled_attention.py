@@ -1,0 +1,163 @@
+"""Attention over packed rows by compiled kernels.
+
+They serve runs that are not deterministic, in float32.
+
+Every key is held once, whoever shares it: a pair of spans says which neighbouring tokens see which neighbouring keys.
+
+Dimension key: N = packed tokens, Q = query heads, H = key heads, D = head size, V = size of values, P = pairs of spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trinity.trainer.verl.attention_rule import Rule
+from trinity.trainer.verl.packing import Block, Packed
+from trinity.utils.fused.choice import uses_kernels
+
+Pair = tuple[int, int, int, int, int]
+_SIZES = 16  # heads are multiples of it
+
+
+def compiles(queries: Float[Tensor, "N Q D"], values: Float[Tensor, "N H V"], rule: Rule) -> bool:
+    """Return whether kernels compute this attention."""
+    size = queries.shape[2]
+    is_plain = rule.window is None and rule.softcap is None and rule.sinks is None
+    return (
+        is_plain
+        and queries.dtype == torch.float32
+        and size == values.shape[2]
+        and size % _SIZES == 0
+        and not torch.are_deterministic_algorithms_enabled()
+        and uses_kernels(8 * queries.numel(), device=queries.device, dtype=queries.dtype)
+    )
+
+
+def pairs_of(packed: Packed, *, is_scored_only: bool = False) -> list[Pair]:
+    """Return the pairs of a micro-batch, equal keys one after another.
+
+    See `trinity.utils.fused.attention`.
+
+    Args:
+        packed: the micro-batch.
+        is_scored_only: leave out the queries whose output predicts no scored token.
+    """
+    if packed.forest is not None:
+        found = []
+        for node in packed.forest:
+            found.append((node.at, node.length, node.at, node.length, 0))
+            if node.below:
+                found.append((node.at, node.length, node.at + node.length, node.below, node.length))
+    else:
+        rows, prefix, of_row = list(_spans(packed.rows)), packed.prefix, packed.prefix_of_row
+        prompts = [] if prefix is None else list(_spans(prefix))
+        found = [(at, length, at, length, 0) for at, length in prompts + rows]
+        for (at, length), prompt in zip(rows, [] if of_row is None else of_row.tolist(), strict=of_row is not None):
+            found.append((*prompts[prompt], at, length, prompts[prompt][1]))
+        found.sort()
+    if not is_scored_only:
+        return found
+    runs = _runs(packed)
+    return [part for pair in found for part in _parts(pair, runs)]
+
+
+def _runs(packed: Packed) -> tuple[Int[np.ndarray, "R"], Int[np.ndarray, "R"]]:
+    """Return the first and last places of runs of scored tokens."""
+    places = np.unique(packed.sources.numpy())
+    ends = np.flatnonzero(np.diff(places) > 1)
+    return places[np.concatenate([[0], ends + 1])], places[np.concatenate([ends, [len(places) - 1]])]
+
+
+def _parts(pair: Pair, runs: tuple[Int[np.ndarray, "R"], Int[np.ndarray, "R"]]) -> Iterator[Pair]:
+    """Yield the parts of a pair whose queries are in runs."""
+    key, num_keys, query, num_queries, place = pair
+    firsts, lasts = runs
+    begin, end = np.searchsorted(lasts, query), np.searchsorted(firsts, query + num_queries)
+    for first, last in zip(firsts[begin:end].tolist(), lasts[begin:end].tolist(), strict=True):
+        first, last = max(first, query), min(last, query + num_queries - 1)
+        yield key, num_keys, first, last - first + 1, place + first - query
+
+
+def _spans(block: Block) -> Iterator[tuple[int, int]]:
+    at = block.start
+    for length in block.lengths:
+        yield at, length
+        at += length
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Float[Tensor, "N Q D"],
+        k: Float[Tensor, "N H D"],
+        v: Float[Tensor, "N H D"],
+        pairs: Int[Tensor, "P five"],
+    ) -> Float[Tensor, "N Q D"]:
+        from trinity.utils.fused import attention  # with Numba, half a second of imports
+
+        q, k, v = (_in_rows(t) for t in (q, k, v))
+        out = torch.zeros(q.shape)
+        state = torch.tensor([float(attention.LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
+        buffer = torch.empty(attention.buffer_size(q.shape[2]))
+        tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
+        sizes = (*q.shape[:2], *k.shape[1:], len(pairs))
+        attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr())
+        ctx.save_for_backward(q, k, v, out, state, pairs)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad: Float[Tensor, "N Q D"]
+    ) -> tuple[Float[Tensor, "N Q D"], Float[Tensor, "N H D"], Float[Tensor, "N H D"], None]:
+        from trinity.utils.fused import attention
+
+        q, k, v, out, state, pairs = ctx.saved_tensors
+        grad = grad.contiguous()
+        delta = (grad * out).sum(-1)
+        of_q, of_k, of_v = (torch.zeros(t.shape) for t in (q, k, v))
+        buffer = torch.empty(attention.buffer_size(q.shape[2]))
+        attention.backward(
+            tuple(t.data_ptr() for t in (q, k, v, out, state)),
+            (grad.data_ptr(), delta.data_ptr()),
+            tuple(t.data_ptr() for t in (of_q, of_k, of_v)),
+            _distances(q, k, v),
+            pairs.data_ptr(),
+            (*q.shape[:2], *k.shape[1:], len(pairs)),
+            buffer.data_ptr(),
+        )
+        return of_q, of_k, of_v, None
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """Return `x` [N, heads, D] with the heads of a token one after another."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _distances(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.stride(0) for tensor in tensors)
+
+
+def compiled_attend(
+    queries: Float[Tensor, "N Q D"],
+    keys: Float[Tensor, "N H D"],
+    values: Float[Tensor, "N H D"],
+    packed: Packed,
+    *,
+    is_scored_only: bool = False,
+) -> Float[Tensor, "N Q*D"]:
+    """Return each packed token's attention over its row's earlier tokens.
+
+    The queries are scaled. With `is_scored_only` it is that of scored positions, zeros elsewhere.
+    """
+    pairs = torch.tensor(pairs_of(packed, is_scored_only=is_scored_only))
+    out: Tensor = _Attention.apply(queries, keys, values, pairs)
+    return out.flatten(1)
