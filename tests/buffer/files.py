@@ -22,20 +22,22 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def taskset(path: Path | str | None, **values: Any) -> TasksetConfig:
+def _places(path: Path | str | list[Path] | None) -> str | list[str] | None:
+    return [str(each) for each in path] if isinstance(path, list) else None if path is None else str(path)
+
+
+def taskset(path: Path | str | list[Path] | None, **values: Any) -> TasksetConfig:
     """Return a taskset with the columns question and answer."""
     columns = values.pop("format", {"prompt_key": "question", "response_key": "answer"})
     defaults = {"name": "sums", "default_workflow_type": "simple_workflow", "default_reward_fn_type": "math_reward"}
-    return TasksetConfig.model_validate(
-        {**defaults, **values, "path": None if path is None else str(path), "format": columns}
-    )
+    return TasksetConfig.model_validate({**defaults, **values, "path": _places(path), "format": columns})
 
 
-def dataset(path: Path | str, **values: Any) -> ExperienceBufferConfig:
+def dataset(path: Path | str | list[Path], **values: Any) -> ExperienceBufferConfig:
     """Return a dataset for SFT with the columns question and answer."""
     columns = values.pop("format", {"prompt_key": "question", "response_key": "answer"})
     return ExperienceBufferConfig.model_validate(
-        {"name": "sft", "storage_type": "file", **values, "path": str(path), "format": columns}
+        {"name": "sft", "storage_type": "file", **values, "path": _places(path), "format": columns}
     )
 
 

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import datasets
+import huggingface_hub
 import pytest
 
 from tests.buffer.files import GOOD, columns, taskset, write_jsonl
@@ -23,7 +24,7 @@ def chat(*roles: str) -> dict:
     return {"messages": [{"role": role, "content": f"{role} says"} for role in roles]}
 
 
-def problems(path: Path | str | None, fmt: FormatConfig | None = None, **options) -> list[tuple[str, str]]:
+def problems(path: Path | str | list[str] | None, fmt: FormatConfig | None = None, **options) -> list[tuple[str, str]]:
     source = taskset(path, split=options.pop("split", "train"), format=fmt or columns())
     found = check_taskset(source, "buffer.explorer_input.taskset", **options)
     assert {finding.key for finding in found} <= {"buffer.explorer_input.taskset.path"}
@@ -38,23 +39,47 @@ def refused(path: Path | str | None, **values) -> DataError:
 
 
 def test_a_missing_path_says_what_is_there_instead(tmp_path: Path) -> None:
+    """B88."""
     write_jsonl(tmp_path / "train.jsonl", GOOD)
     error = refused(tmp_path / "trian.jsonl")
     assert error.code == "E4001" and "does not exist" in str(error) and "train.jsonl" in str(error)
     assert problems(tmp_path / "trian.jsonl")[0][0] == "E4001"
+    good = str(write_jsonl(tmp_path / "train.jsonl", GOOD))
+    for empty in ([good, ""], ["", good], [""]):  # not the working folder
+        ((code, message),) = problems(empty)
+        assert code == "E4001" and f"path[{empty.index('')}] is empty" in message
     assert refused(None).code == problems(None)[0][0] == "E4001"
     (tmp_path / "data.txt").write_text("x")
     assert refused(tmp_path / "data.txt").code == "E4001"
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B88."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert problems("no-such-owner/no-such-dataset") == []
     error = refused("no-such-owner/no-such-dataset")
     assert error.code == "E4001" and "neither a file or folder on this machine" in str(error)
+    assert "hf download --repo-type dataset no-such-owner/no-such-dataset" in str(error)
+
+
+def test_a_hub_id_that_was_downloaded_is_read_without_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder, revision = tmp_path / "hub" / "datasets--owner--sums", "a" * 40
+    write_jsonl(folder / "snapshots" / revision / "train.jsonl", GOOD)
+    write_jsonl(folder / "snapshots" / revision / "test.jsonl", GOOD[:1])
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    assert [task.raw_task["question"] for task in TaskReader(taskset("owner/sums")).read(6)] == [
+        row["question"] for row in GOOD
+    ]
+    assert len(TaskReader(taskset("owner/sums", split="test"))) == 1
+    assert refused("owner/sums", split="validation").code == "E4003"
 
 
 def test_an_empty_dataset_is_an_error(tmp_path: Path) -> None:
+    """B88."""
     empty = write_jsonl(tmp_path / "empty.jsonl", [])
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -63,6 +88,7 @@ def test_an_empty_dataset_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_wrong_split_or_subset_lists_the_available_ones(tmp_path: Path) -> None:
+    """B88."""
     write_jsonl(tmp_path / "a" / "train.jsonl", GOOD)
     write_jsonl(tmp_path / "a" / "test-1.jsonl", GOOD)
     error = refused(tmp_path / "a", split="validation")
@@ -78,6 +104,7 @@ def test_a_wrong_split_or_subset_lists_the_available_ones(tmp_path: Path) -> Non
 
 
 def test_a_prompt_key_that_is_no_column_gets_a_suggestion(tmp_path: Path) -> None:
+    """B89."""
     path = write_jsonl(tmp_path / "d.jsonl", GOOD)
     wrong = {"prompt_key": "qestion", "response_key": "answer"}
     error = refused(path, format=wrong)
@@ -112,12 +139,36 @@ def test_a_prompt_key_that_is_no_column_gets_a_suggestion(tmp_path: Path) -> Non
     ],
 )
 def test_a_bad_row_is_set_aside_with_file_line_and_reason(tmp_path: Path, row: object, reason: str) -> None:
+    """B90, B91, B92, B96."""
     path = write_jsonl(tmp_path / "d.jsonl", [*GOOD[:3], row, *GOOD[3:]])
     reader = TaskReader(taskset(path))
     assert len(reader) == 6 and [task.raw_task for task in reader.tasks()] == GOOD
     assert str(reader.quarantined[0]).startswith(f"{path}:4: {reason}")
     found = problems(path, needs_truth=True)
     assert [code[0] for code, _ in found] == ["W"] and "d.jsonl:4" in found[0][1]
+
+
+GAME = '{"target": 5, "numbers": [2, 3]}'
+
+
+@pytest.mark.parametrize(
+    ("reward", "good", "bad", "code"),
+    [
+        ("countdown_reward", GAME, "5 = 2 + 3", "E5115"),
+        ("countdown_reward", GAME, '{"target": 5, "numbers": ["two"]}', "E5115"),
+        ("countdown_reward", GAME, '{"target": true, "numbers": [2, 3]}', "E5115"),
+        ("code_reward", '{"inputs": ["1"], "outputs": ["2"]}', '{"inputs": ["1"], "outputs": []}', "E5133"),
+        ("tool_call_reward", '[{"name": "add", "arguments": {}}]', "add()", "E5114"),
+    ],
+)
+def test_an_answer_that_the_reward_function_cannot_read_is_set_aside(
+    tmp_path: Path, reward: str, good: str, bad: str, code: str
+) -> None:
+    """B102, and its like of other rewards."""
+    path = write_jsonl(tmp_path / "d.jsonl", [{"question": "q", "answer": answer} for answer in (good, bad, good)])
+    reader = TaskReader(taskset(path, default_reward_fn_type=reward))
+    assert len(reader) == 2
+    assert [(row.line, row.key, row.code) for row in reader.quarantined] == [(2, "answer", code)]
 
 
 def test_what_is_left_out_is_written_down(tmp_path: Path) -> None:
@@ -136,7 +187,9 @@ def test_too_many_bad_rows_end_the_run(tmp_path: Path) -> None:
     error = refused(path)
     assert error.code == "E4010" and "2 of 8 rows cannot be used (at most 1" in str(error) and ":7: " in str(error)
     assert len(TaskReader(taskset(path), max_bad_row_ratio=0.25)) == 6
+    assert "buffer.max_bad_row_ratio 0.01" in str(error)
     assert [code for code, _ in problems(path)] == ["E4010", "E4011"]
+    assert [code for code, _ in problems(path, max_bad_row_ratio=0.25)] == ["W4010", "W4011"]
     one = write_jsonl(tmp_path / "one.jsonl", [*GOOD, "{"])
     with pytest.raises(DataError, match="at most 0"):
         TaskReader(taskset(one), max_bad_row_ratio=0)
@@ -144,6 +197,7 @@ def test_too_many_bad_rows_end_the_run(tmp_path: Path) -> None:
 
 
 def test_the_line_of_a_late_bad_row_is_right(tmp_path: Path) -> None:
+    """B92."""
     rows: list[object] = [GOOD[i % 6] for i in range(1300)]
     rows[1233] = '{"question": '
     reader = TaskReader(taskset(write_jsonl(tmp_path / "d.jsonl", rows)))
@@ -151,6 +205,7 @@ def test_the_line_of_a_late_bad_row_is_right(tmp_path: Path) -> None:
 
 
 def test_mixed_schemas_extra_columns_and_nested_values_are_accepted(tmp_path: Path) -> None:
+    """B93."""
     rows = [
         GOOD[0],
         {"question": "q", "answer": 42, "extra": {"deep": [{"x": 1}]}},
@@ -174,6 +229,7 @@ def test_mixed_schemas_extra_columns_and_nested_values_are_accepted(tmp_path: Pa
     ],
 )
 def test_bad_conversations_are_shown(tmp_path: Path, row: dict, reason: str) -> None:
+    """B94."""
     good = [chat("system", "user"), chat("user", "assistant", "user")]
     reader = TaskReader(taskset(write_jsonl(tmp_path / "d.jsonl", [*good, row]), format=MESSAGES))
     assert len(reader) == 2 and reader.quarantined[0].code == "E4020"
@@ -185,9 +241,9 @@ def test_bad_conversations_are_shown(tmp_path: Path, row: dict, reason: str) -> 
 
 
 def test_control_tokens_in_a_prompt_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """B97."""
     rows = [*GOOD, {"question": "end<|im_end|>", "answer": "1"}]
     path = write_jsonl(tmp_path / "d.jsonl", rows)
-    logging.getLogger("trinity").propagate = True
     with caplog.at_level(logging.WARNING, logger="trinity.buffer"):
         assert len(TaskReader(taskset(path))) == 7
     assert "[W4030] taskset 'sums': 1 prompts contain control tokens" in caplog.text
@@ -197,6 +253,7 @@ def test_control_tokens_in_a_prompt_are_warned_about(tmp_path: Path, caplog: pyt
 
 @pytest.mark.parametrize("content", [b"PAR1 and then nothing", b"", b"{}"])
 def test_a_damaged_parquet_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+    """B103."""
     datasets.Dataset.from_list(GOOD).to_parquet(tmp_path / "whole.parquet")
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:-20])
     (tmp_path / "other.parquet").write_bytes(content)
@@ -207,6 +264,7 @@ def test_a_damaged_parquet_file_is_an_error(tmp_path: Path, content: bytes) -> N
 
 
 def test_damaged_json_and_csv_files_are_errors(tmp_path: Path) -> None:
+    """B92."""
     (tmp_path / "d.json").write_text('[{"question": 1}, ')
     (tmp_path / "d.csv").write_text('question,answer\n"never closed,1\n')
     for name in ("d.json", "d.csv"):
@@ -221,3 +279,63 @@ def test_short_csv_rows_are_set_aside(tmp_path: Path) -> None:
 
 def test_a_good_dataset_has_no_problem(tmp_path: Path) -> None:
     assert problems(write_jsonl(tmp_path / "d.jsonl", GOOD), needs_truth=True) == []
+
+
+def test_a_part_of_one_file_is_refused(tmp_path: Path) -> None:
+    """B88."""
+    path = write_jsonl(tmp_path / "train.jsonl", GOOD)
+    assert refused(path, split="validation").code == problems(path, split="validation")[0][0] == "E4003"
+    assert refused(path, subset_name="main").code == "E4003"
+    named = write_jsonl(tmp_path / "test-00000.jsonl", GOOD)
+    assert len(TaskReader(taskset(named, split="test"))) == len(GOOD) and problems(named, split="test") == []
+    both = taskset([path, tmp_path], split="test")
+    assert len(TaskReader(both)) == 2 * len(GOOD), "in a list it chooses the parts of folders"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([3], "part 0 must have one of the types text, image, image_url, got 'int'"),
+        ([{"type": "text"}], "part 0: text is null"),
+        (
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "b\ud800"}],
+            "part 1: text contains a lone surrogate",
+        ),
+        ([{"type": "audio", "audio": "x"}], "part 0 must have one of the types"),
+        ([], "has no text and no image"),
+        ([{"type": "text", "text": ""}], "has no text and no image"),
+    ],
+)
+def test_parts_of_a_message_are_texts_and_images(tmp_path: Path, content: list[object], reason: str) -> None:
+    """B94, B96."""
+    rows = [{"messages": [{"role": "user", "content": each}]} for each in ("a", "b", content, "c")]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = TaskReader(taskset(path, format=columns(**MESSAGES)), max_bad_row_ratio=0.5)
+    assert len(reader) == 3
+    (bad,) = reader.quarantined
+    assert (bad.line, bad.code) == (3, "E4020") and reason in bad.reason
+    found = problems(path, columns(**MESSAGES), max_bad_row_ratio=0.5)
+    assert [code[0] for code, _ in found] == ["W"] and reason in found[0][1]
+
+
+def test_a_conversation_without_the_answer_that_a_reward_reads_is_set_aside(tmp_path: Path) -> None:
+    """B91."""
+    rows = [chat("user") | {"answer": answer} for answer in ("1", None, "2", "3")]
+    path = write_jsonl(tmp_path / "d.jsonl", rows)
+    fmt = columns(**MESSAGES, response_key="answer")
+    reader = TaskReader(taskset(path, format=fmt), max_bad_row_ratio=0.5)
+    assert [(bad.line, bad.code, bad.key) for bad in reader.quarantined] == [(2, "E4011", "answer")]
+    assert "d.jsonl:2" in problems(path, fmt, needs_truth=True, max_bad_row_ratio=0.5)[0][1]
+    no_answers = write_jsonl(tmp_path / "e.jsonl", [chat("user")] * 3)
+    assert len(TaskReader(taskset(no_answers, format=fmt.model_copy(update={"response_key": "none"})))) == 3
+
+
+def test_a_system_prompt_of_a_row_is_a_text(tmp_path: Path) -> None:
+    """B96."""
+    systems = ["be short", None, "", "a\ud800", "b\0"]
+    path = tmp_path / "d.jsonl"
+    rows = [{"question": "1+1", "answer": "2", "system": system} for system in systems]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = TaskReader(taskset(path, format=columns(system_prompt_key="system")), max_bad_row_ratio=0.5)
+    assert [(bad.line, bad.code) for bad in reader.quarantined] == [(4, "E4012"), (5, "E4012")]

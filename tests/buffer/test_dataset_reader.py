@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -145,6 +147,11 @@ def test_reading_continues_exactly_and_ends(tokenizer, tmp_path: Path) -> None:
     second = DatasetReader(config, tokenizer=tokenizer, seed=3)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert [row.eid.uid for row in second.read(100)] == expected[8:]
+    third = DatasetReader(config, tokenizer=tokenizer, seed=3)
+    third.skip(8)
+    assert [row.eid.uid for row in third.read(3)] == expected[8:11]
+    third.skip(100)
+    assert third.read(1) == []
     write_jsonl(tmp_path / "d.jsonl", GOOD[1:])
     with pytest.raises(CheckpointError, match=r"E7005.*fingerprint"):
         DatasetReader(config, tokenizer=tokenizer, seed=3).load_state_dict(first.state_dict())
@@ -195,3 +202,34 @@ def test_the_published_function_returns_the_reader(tokenizer, tmp_path: Path) ->
     assert len(get_buffer_reader(config, tokenizer=tokenizer, seed=1).read(4)) == 4
     with pytest.raises(ConfigError, match="E1615.*a dataset needs a tokenizer"):
         get_buffer_reader(config)
+
+
+def test_a_list_of_files_of_several_kinds_is_read_in_its_order_and_resumes(tokenizer, tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", [*GOOD[:3], {"question": None, "answer": "1"}])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(GOOD[3:5]), tmp_path / "b.parquet")
+    (tmp_path / "c").mkdir()
+    third = write_jsonl(tmp_path / "c" / "train.jsonl", [GOOD[5], "{"])
+    places = [first, tmp_path / "b.parquet", third.parent]
+
+    def opened(paths: list[Path]) -> DatasetReader:
+        config = dataset(paths)
+        return DatasetReader(config, tokenizer=tokenizer, shuffle=False, total_epochs=2, max_bad_row_ratio=0.5)
+
+    reader = opened(places)
+    assert [(bad.file, bad.line, bad.code) for bad in sorted(reader.quarantined, key=lambda bad: bad.file)] == [
+        (str(first), 4, "E4011"),
+        (str(third), 2, "E4010"),
+    ]
+    expected = [row["answer"] for row in GOOD]
+    begun = [trained_text(tokenizer, each).removesuffix("<|im_end|>") for each in reader.read(4)]
+    state = json.loads(json.dumps(reader.state_dict()))
+    again = opened(places)
+    again.load_state_dict(state)
+    rest = [trained_text(tokenizer, each).removesuffix("<|im_end|>") for each in again.read(100)]
+    assert begun + rest == expected * 2
+    with pytest.raises(CheckpointError, match="changed since the checkpoint"):
+        opened(places[::-1]).load_state_dict(state)
+    pairs = [{"prompt": "q", "chosen": "good", "rejected": "bad"}]
+    several = [write_jsonl(tmp_path / f"{name}.jsonl", pairs) for name in "xy"]
+    made = DatasetReader(dataset(several, format={}), tokenizer=tokenizer, schema="dpo", total_epochs=1)
+    assert len(made.read(9)) == 2

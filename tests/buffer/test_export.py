@@ -11,13 +11,30 @@ import pytest
 import torch
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN
-from trinity.buffer.export import PAGE, Form, export_experiences
-from trinity.buffer.records import Records, Wanted
+from tests.tiny_vision import picture
+from trinity.buffer.export import PAGE, Form, export_experiences, pages
+from trinity.buffer.records import Records
 from trinity.buffer.store import ExperienceStore
+from trinity.buffer.wanted import Wanted
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
+from trinity.common.images.reading import image_bytes
 
 NUMBER = PAGE + 40
+TALK = [
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "how many?"}]},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "count", "arguments": {"of": "圆"}}}]},
+    {"role": "tool", "content": "3"},
+    {"role": "assistant", "content": "three"},
+]
+TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {}}}]
+"""A conversation of several turns, with an image and a tool."""
+
+SHOWN = [picture(1), picture(2)]
+IMAGES = {
+    "image_bytes": torch.frombuffer(bytearray(b"".join(SHOWN)), dtype=torch.uint8),
+    "image_sizes": torch.tensor([len(each) for each in SHOWN]),
+}
 
 
 def made(number: int) -> Experience:
@@ -35,6 +52,9 @@ def made(number: int) -> Experience:
         prompt_text=f"p{number}\x00 \ud800",
         response_text=f"答{number}",
         truncate_status="response_truncated" if number == 3 else None,
+        messages=TALK if number % 2 else None,
+        tools=TOOLS if number % 2 else None,
+        multi_modal_inputs=IMAGES if number % 64 == 61 else None,
     )
 
 
@@ -68,6 +88,8 @@ def test_another_program_reads_every_column(database: str, tmp_path: Path, form:
     names = [column[0] for column in duckdb.sql(f"describe select * from {reader}('{file}')").fetchall()]
     rows = [dict(zip(names, row, strict=True)) for row in found]
     assert {row["uid"] for row in rows} == known.keys()
+    lines = file.read_text(encoding="utf-8").splitlines() if form == "jsonl" else []
+    plain = {line["uid"]: line for line in map(json.loads, lines)}
     for row in rows:
         each = known[row["uid"]]
         assert (row["task_id"], row["run_id"], row["reward"]) == (each.eid.tid, each.eid.run, each.reward)
@@ -76,16 +98,37 @@ def test_another_program_reads_every_column(database: str, tmp_path: Path, form:
         if row["trained_step"] == 1:
             assert row["tokens"] is row["logprobs"] is row["metrics"] is None
             continue
+        shown = row["images"] or []
+        found_images = [image_bytes(each) for each in shown]
+        assert found_images == (SHOWN if each.multi_modal_inputs else []), "bytes, or data: URIs"
         for name in ("tokens", "logprobs", "advantages", "action_mask"):
             assert row[name] == getattr(each, name).tolist(), name
         assert each.logprobs is not None and len(row["logprobs"]) == each.response_length
         assert (row["prompt_length"], row["truncate_status"]) == (2, each.truncate_status)
         info = row["info"] if isinstance(row["info"], dict) else json.loads(row["info"])
         assert info == each.info
+        nested = plain.get(row["uid"], row)  # DuckDB guesses a type for what is nested in JSON lines
+        for name in ("messages", "tools"):
+            value = json.loads(nested[name]) if isinstance(nested[name], str) else nested[name]
+            assert value == getattr(each, name), name
     mean = duckdb.sql(
         f"select trained_step, avg(reward) from {reader}('{file}') where trained_step is not null group by 1 order by 1"
     )
     assert mean.fetchall() == [(1, 0.375), (2, 1.375)]
+
+
+def test_large_payloads_are_read_a_few_at_a_time(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [made(number) for number in range(12)]
+    rows[5].info["large"] = "x" * 100_000
+    size = max(len(row.serialize()) for row in rows[:5])
+    monkeypatch.setattr("trinity.buffer.records.PAGE_BYTES", 4 * size)
+    with ExperienceStore(store_url) as store:
+        store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=1)
+    records = Records(store_url)
+    found = [[len(row.experience_bytes or b"") for row in page] for page in pages(records, Wanted())]
+    records.close()
+    assert [len(page) for page in found][:3] == [4, 1, 1], "a payload that is too large comes alone"
+    assert sum(map(len, found)) == 12 and all(len(page) == 1 or sum(page) <= 4 * size for page in found)
 
 
 def test_only_what_is_asked_for_is_written(database: str, tmp_path: Path) -> None:

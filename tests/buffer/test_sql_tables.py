@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 from transformers import PreTrainedTokenizerFast
 
+from tests.postgresql import Server
 from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
 from trinity.buffer.dataset_reader import DatasetReader
+from trinity.buffer.sql_tables import load_sql_table
 from trinity.buffer.store import ExperienceStore
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.buffer import ExperienceBufferConfig
@@ -188,7 +191,7 @@ def test_what_cannot_be_imitated_is_left_out_and_said(tokenizer: PreTrainedToken
     assert {text[0] for text in texts(reader.read(9))} == {"1"} and len(reader.quarantined) == 1
     assert reader.quarantined[0].code == "E4025" and "no token of it was produced" in reader.quarantined[0].reason
     with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute("UPDATE experience SET experience_bytes = NULL")
+        connection.execute("DELETE FROM experience_blob")
     with pytest.raises(DataError, match=r"experience_bytes: is null: the payload was removed") as caught:
         reader_of(url, tokenizer, "experience")
     assert caught.value.code == "E5104"
@@ -294,3 +297,17 @@ def test_the_column_raw_task_holds_whole_tasks_and_bad_ones_are_set_aside(store_
     assert [questions(reader.read()) for _ in range(2)] == [["1+1=", "0+2="], ["1+2=", "2+2="]]
     assert [(row.line, row.key, row.reason) for row in reader.quarantined] == [(2, "raw_task", "must be a JSON object")]
     engine.dispose()
+
+
+def test_a_server_that_starts_again_is_waited_for(postgresql: Server) -> None:
+    url = postgresql.database()
+    with engine_of(url).begin() as connection:
+        connection.execute(text("CREATE TABLE task (number INTEGER PRIMARY KEY, question TEXT)"))
+        connection.execute(text("INSERT INTO task VALUES (1, '1+1=')"))
+    postgresql.stop()
+    start = threading.Timer(1.0, postgresql.start)
+    start.start()
+    try:
+        assert load_sql_table(url, name="task", schema="task").row(0).values["question"] == "1+1="
+    finally:
+        start.join()

@@ -17,6 +17,7 @@ from trinity.common.errors import CheckpointError, ConfigError, DataError
 from trinity.common.rewards import REWARD_FUNCTIONS
 from trinity.common.schema.sql_schema import Base, TaskModel
 from trinity.common.workflows import WORKFLOWS
+from trinity.preflight.data import check_taskset
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +105,27 @@ def test_every_form_of_dataset_gives_the_same_tasks(make, tmp_path: Path) -> Non
     assert questions(reader, 6) == [row["question"] for row in GOOD]
 
 
+def test_several_places_of_different_kinds_are_read_in_the_order_of_the_list(tmp_path: Path) -> None:
+    bad = {"question": None, "answer": "1"}
+    first = write_jsonl(tmp_path / "first.jsonl", [*GOOD[:2], bad])
+    datasets.Dataset.from_list([{"question": "p", "answer": "0"}, bad]).to_parquet(tmp_path / "second.parquet")
+    last = write_jsonl(tmp_path / "folder" / "train.jsonl", GOOD[2:3]).parent
+    config = taskset([first, tmp_path / "second.parquet", last])
+    reader = TaskReader(config, max_bad_row_ratio=0.5)
+    assert questions(reader, 9) == ["1+1=", "2+2=", "p", "3+3="]
+    assert [(Path(row.file).name, row.line) for row in reader.quarantined] == [
+        ("first.jsonl", 3),
+        ("second.parquet", 2),
+    ]
+    found = check_taskset(config, "taskset")
+    assert {finding.code for finding in found} == {"E4011"} and len(found) == 2
+    missing = check_taskset(taskset([first, tmp_path / "nothing.jsonl"]), "taskset")
+    assert [finding.code for finding in missing] == ["E4001"]
+    moved = TaskReader(taskset([last, first, tmp_path / "second.parquet"]), max_bad_row_ratio=0.5)
+    with pytest.raises(CheckpointError, match="E7005"):
+        moved.load_state_dict(reader.state_dict())
+
+
 def test_a_task_carries_classes_arguments_and_its_row(tmp_path: Path) -> None:
     config = taskset(
         jsonl(tmp_path), repeat_times=8, workflow_args={"a": 1}, reward_fn_args={"b": 2}, rollout_args={"top_p": 0.5}
@@ -118,6 +140,7 @@ def test_a_task_carries_classes_arguments_and_its_row(tmp_path: Path) -> None:
 
 
 def test_rows_may_name_their_workflow_and_unknown_names_are_quarantined(tmp_path: Path) -> None:
+    """B101."""
     rows = [{**row, "kind": "math_workflow"} for row in GOOD]
     rows[2]["kind"] = "os.system"
     columns = {"prompt_key": "question", "response_key": "answer", "workflow_key": "kind"}
@@ -162,6 +185,7 @@ def test_the_seed_of_the_run_is_used_unless_the_selector_has_one(tmp_path: Path)
 
 
 def test_a_changed_dataset_is_refused_on_resume(tmp_path: Path) -> None:
+    """B104."""
     state = TaskReader(taskset(jsonl(tmp_path))).state_dict()
     changed = [*GOOD[:3], {**GOOD[3], "answer": "9"}, *GOOD[4:]]
     reader = TaskReader(taskset(write_jsonl(tmp_path / "data.jsonl", changed)))

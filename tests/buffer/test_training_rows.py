@@ -110,6 +110,7 @@ def test_a_row_that_is_no_pair_is_set_aside_and_counted(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, columns: dict[str, Any], row: dict[str, Any], code: str,
     reason: str,
 ) -> None:  # fmt: skip
+    """B98."""
     good = ROWS
     if columns is MESSAGES:
         good = [
@@ -125,6 +126,7 @@ def test_a_row_that_is_no_pair_is_set_aside_and_counted(
 
 
 def test_answers_that_the_template_makes_equal_are_set_aside_and_stay_so_after_a_resume(tmp_path: Path) -> None:
+    """B98."""
     template = "{% for m in messages %}{{ m['content'] | trim }}{% endfor %}"
     tokenizer = tiny_tokenizer(tmp_path / "t", chat_template=template)
     path = write_jsonl(tmp_path / "d.jsonl", [ROWS[0] | {"bad": "2 "}, *ROWS])

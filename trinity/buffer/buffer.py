@@ -138,7 +138,7 @@ def _place(buffer: ExperienceBufferConfig, own: str) -> tuple[str, JSONBackup | 
 
     The URL is `own` where the buffer names none.
     """
-    path, copy = buffer.path or own, buffer.backup_path
+    path, copy = buffer.place or own, buffer.backup_path
     if "://" not in path and path.lower().endswith((".json", ".jsonl")):
         path, copy = own, path
     return path, JSONBackup(copy) if copy else None
@@ -214,14 +214,14 @@ def get_buffer_writer(
         config = config.buffer_section()
     if config.storage_type != "file":
         return StoreWriter(_named_store(config), config.name, run=run)
-    if config.path is None:
+    if config.place is None:
         raise ConfigError(f"buffer {config.name!r}: storage_type file needs a path", code="E1610")
-    path = Path(config.path)
+    path = Path(config.place)
     return JSONBackup(path if path.suffix in (".json", ".jsonl") else path / f"{config.name}.jsonl")
 
 
 def _named_store(config: ExperienceBufferConfig) -> ExperienceStore:
-    if config.path is None:
+    if config.place is None:
         raise ConfigError(f"buffer {config.name!r}: path must be a database URL, got null", code="E1610")
-    path, backup = _place(config, f"sqlite:///{Path(config.path).with_suffix('.db').absolute()}")
+    path, backup = _place(config, f"sqlite:///{Path(config.place).with_suffix('.db').absolute()}")
     return ExperienceStore(path, kept_bytes=None, backup=backup).open()

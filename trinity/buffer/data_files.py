@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trinity.buffer.rows import SUFFIXES, split_files
+from trinity.buffer.rows import SUFFIXES, begins_with, split_files
 from trinity.common.errors import DataError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -38,6 +38,46 @@ def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:
     if split not in found:
         raise no_split(place, split, found)
     return _readable(found[split])
+
+
+def check_split_of_file(path: str | Sequence[str] | None, *, split: str, subset_name: str | None) -> None:
+    """Refuse a part of a dataset that is one file, which is taken whole.
+
+    In a list, split and subset choose the parts of its folders and hub ids.
+
+    Raises:
+        DataError: another split than the file's name says, or a subset, is asked for (E4003).
+    """
+    if not isinstance(path, str) or not Path(path).expanduser().is_file():
+        return
+    if split != "train" and not begins_with(Path(path).stem, split):
+        raise DataError(
+            f"{path} is one file, which is read whole, and has no split {split!r}; remove split, or give the folder "
+            "that has the files of its splits",
+            code="E4003",
+        )
+    if subset_name:
+        raise DataError(
+            f"{path} is one file, and has no subset {subset_name!r}; remove subset_name, or give the folder of the "
+            "dataset",
+            code="E4003",
+        )
+
+
+def places_of(path: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the files, folders and hub ids that a path names, in order."""
+    return (path,) if isinstance(path, str) else tuple(path or ())
+
+
+def one_place(path: str | Sequence[str] | None) -> str | None:
+    """Return the database that a path names.
+
+    Raises:
+        DataError: it is a list (E4001).
+    """
+    if path is None or isinstance(path, str):
+        return path
+    raise DataError(f"path must be one database, got a list of {len(path)}; make a taskset of each", code="E4001")
 
 
 def no_split(place: Path, split: str, known: Iterable[str]) -> DataError:

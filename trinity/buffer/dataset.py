@@ -5,13 +5,17 @@ Data files are read directly, with line numbers; everything else is read through
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
 
-from trinity.buffer.data_files import data_files, is_saved_dataset, no_split
+from trinity.buffer.data_files import check_split_of_file, data_files, is_saved_dataset, no_split
+from trinity.buffer.hub_dataset import load_with_datasets
+from trinity.buffer.parquet import refuse_bomb
 from trinity.buffer.rows import BadRow, DataRow, read_rows
 from trinity.common.errors import CheckpointError, DataError
 
@@ -60,7 +64,7 @@ class ArrowTable:
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
-        self._dataset = dataset
+        self._dataset = _with_encoded_images(dataset)
         self._name = name
         self.bad: list[BadRow] = []
         self.columns = list(dataset.column_names)
@@ -73,8 +77,54 @@ class ArrowTable:
         return DataRow(self._name, number + 1, dict(self._dataset[number]))
 
 
-def load_table(path: str | None, *, split: str = "train", subset_name: str | None = None) -> Table:
+class JoinedTable:
+    """The rows of several tables, one after the other.
+
+    Args:
+        tables: in their order; each names the places of its rows.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = list(tables)
+        self._ends = list(itertools.accumulate(len(table) for table in tables))
+        self.bad = [row for table in tables for row in table.bad]
+        self.columns = list(dict.fromkeys(column for table in tables for column in table.columns))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def row(self, number: int) -> DataRow:
+        """Return row `number`, 0-based."""
+        at = bisect.bisect_right(self._ends, number)
+        return self._tables[at].row(number - (self._ends[at - 1] if at else 0))
+
+
+def _with_encoded_images(dataset: Any) -> Any:
+    """Return the dataset with images as bytes or paths.
+
+    `datasets` would decode them, and fail at a broken one.
+    """
+    import datasets
+
+    encoded = {name: _encoded(feature) for name, feature in dataset.features.items()}
+    changed = {name: feature for name, feature in encoded.items() if feature != dataset.features[name]}
+    return dataset.cast(datasets.Features(encoded)) if changed else dataset
+
+
+def _encoded(feature: Any) -> Any:
+    import datasets
+
+    if isinstance(feature, datasets.Image):
+        return datasets.Image(decode=False)
+    if isinstance(feature, datasets.List):
+        return datasets.List(_encoded(feature.feature), length=feature.length)
+    return feature
+
+
+def load_table(path: str | Sequence[str] | None, *, split: str = "train", subset_name: str | None = None) -> Table:
     """Return the rows of a file, a folder, a saved dataset or a hub id.
+
+    Of several, which may be of different kinds, the rows come in the order of the list.
 
     Raises:
         DataError: no such path or hub id (E4001), no rows (E4002), no such split or subset (E4003), or files
@@ -82,16 +132,25 @@ def load_table(path: str | None, *, split: str = "train", subset_name: str | Non
     """
     if not path:
         raise DataError("the path of a dataset is not set; give a file, a folder or a hub id", code="E4001")
+    check_split_of_file(path, split=split, subset_name=subset_name)
+    if not isinstance(path, str):
+        return JoinedTable([_table_of(each, split=split, subset_name=subset_name) for each in path])
+    return _table_of(path, split=split, subset_name=subset_name)
+
+
+def _table_of(path: str, *, split: str, subset_name: str | None) -> Table:
+    if not path:
+        raise DataError("a path of a dataset is empty; give a file, a folder or a hub id", code="E4001")
     files = data_files(path, split=split, subset_name=subset_name)
     table: Table
     if files and any(file.suffix != ".parquet" for file in files):
         table = ListTable([row for file in files for row in read_rows(file)])
     elif files:
-        table = ArrowTable(_load_parquet(files), path)
+        table = JoinedTable([ArrowTable(_load_parquet(file), str(file)) for file in files])
     elif is_saved_dataset(Path(path).expanduser()):
         table = ArrowTable(_load_saved(Path(path).expanduser(), split), path)
     else:
-        table = ArrowTable(_load_with_datasets(path, split, subset_name), path)
+        table = ArrowTable(load_with_datasets(path, split=split, subset_name=subset_name), path)
     if not len(table) and not table.bad:
         raise DataError(f"{path} has no rows in split {split!r}", code="E4002")
     return table
@@ -121,18 +180,17 @@ def check_unchanged(what: str, own: Mapping[str, Any], state: Mapping[str, Any])
         )
 
 
-def _load_parquet(files: list[Path]) -> Any:
+def _load_parquet(file: Path) -> Any:
     import datasets
     import pyarrow
     import pyarrow.parquet
 
     try:
-        tables = [pyarrow.parquet.read_table(file, memory_map=True) for file in files]
-        return datasets.Dataset(pyarrow.concat_tables(tables, promote_options="default"))
+        refuse_bomb(file)
+        return datasets.Dataset(pyarrow.parquet.read_table(file, memory_map=True))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        names = ", ".join(str(file) for file in files)
         raise DataError(
-            f"{names}: not readable as parquet ({str(error).splitlines()[0]}); copy the file again", code="E4060"
+            f"{file}: not readable as parquet ({str(error).splitlines()[0]}); copy the file again", code="E4060"
         ) from error
 
 
@@ -151,23 +209,3 @@ def _load_saved(folder: Path, split: str) -> Any:
     if own != split:
         raise no_split(folder, split, [own])
     return loaded
-
-
-def _load_with_datasets(path: str, split: str, subset_name: str | None) -> Any:
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        return datasets.load_dataset(path, name=subset_name, split=split)
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise DataError(f"{path}: the files cannot be read: {error.__cause__ or error}", code="E4010") from error
-    except ValueError as error:
-        # `datasets` names the available splits and subsets in these messages.
-        raise DataError(f"{path}, split {split!r}, subset {subset_name!r}: {error}", code="E4003") from error
-    except (OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"{path} is neither a file or folder on this machine nor a dataset that can be fetched: {error}",
-            code="E4001",
-        ) from error
-    finally:
-        datasets.enable_progress_bars()

@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trinity.buffer.checks import missing_columns
+from trinity.buffer.checks import feature_fault, missing_columns, missing_features
+from trinity.buffer.data_files import one_place
 from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
 from trinity.buffer.formatter import Formatter, TokenizedRow, make_formatter
+from trinity.buffer.image_rows import image_fault, with_image_bytes
+from trinity.buffer.prepared_images import open_images
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
 from trinity.buffer.rows import BadRow
 from trinity.buffer.selector.data_source import SelectedRows
-from trinity.buffer.selector.selection import Selection
+from trinity.buffer.selector.selection import Selection, number_columns
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
 from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.row_schemas import SCHEMAS
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.common.experience import EID, Experience
+from trinity.common.images.reading import UnreadableImage
 from trinity.common.models.chat_template import check_template
 from trinity.utils.log import get_logger
 
@@ -30,10 +34,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OverlongPolicy = Literal["drop", "truncate", "error"]
-MAX_CACHED_TOKENS = 64 * 1024 * 1024
-# No answer, turns that cannot be joined, nothing preferred, nothing to learn, nothing to imitate, a damaged payload,
-# and what the chat template refuses.
-ROW_CODES = ("E4020", "E4021", "E4022", "E4024", "E4025", "E5101", "E3109")
+MAX_CACHED_BYTES = 512 * 1024 * 1024
+# No answer, turns that cannot be joined, nothing preferred, nothing to learn, nothing to imitate, images that cannot be
+# used, a damaged payload, and what the chat template refuses.
+ROW_CODES = ("E4020", "E4021", "E4022", "E4024", "E4025", "E4031", "E4032", "E4035", "E5101", "E3109")
 
 _logger = get_logger("buffer")
 
@@ -59,6 +63,7 @@ class DatasetReader:
         shuffle: permute; false takes the order of the dataset.
         total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
         max_bad_row_ratio: more bad rows are an error; in [0, 1].
+        model_path: folder of the model, which says how images become tokens; None: that of the tokenizer.
 
     Raises:
         DataError: the dataset cannot be read or used (E4001 to E4062).
@@ -78,6 +83,7 @@ class DatasetReader:
         shuffle: bool = True,
         total_epochs: int | None = None,
         max_bad_row_ratio: float = MAX_BAD_ROW_RATIO,
+        model_path: str | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
@@ -86,6 +92,8 @@ class DatasetReader:
         if config.format.chat_template is not None:
             check_template(config.format.chat_template, source=f"format.chat_template of buffer {config.name!r}")
         self.tokenizer = tokenizer
+        folder = model_path or tokenizer.name_or_path
+        self._images = open_images(folder) if folder and schema == "sft" else None
         self._max_bad_row_ratio = max_bad_row_ratio
         self._order = seed, shuffle
         self._open(self._load())
@@ -135,6 +143,11 @@ class DatasetReader:
                     code="E4014",
                 )
         return experiences
+
+    def skip(self, n: int) -> None:
+        """Leave out the next `n` rows, or those until the end."""
+        rest = self.total_epochs * len(self) - self._selection.num_read if self.total_epochs else n
+        self._selection.take(max(0, min(n, rest)))
 
     async def read_async(self, n: int) -> list[Experience]:
         """Return what `read` returns."""
@@ -193,7 +206,7 @@ class DatasetReader:
         config = self.config
         try:
             if config.storage_type == "sql":
-                return load_sql_table(config.path, name=config.name, schema=self.schema)
+                return load_sql_table(one_place(config.path), name=config.name, schema=self.schema)
             return load_table(config.path, split=config.split, subset_name=config.subset_name)
         except DataError as error:
             raise DataError(f"buffer {config.name!r}: {error.args[0]}", code=error.code) from error
@@ -211,28 +224,30 @@ class DatasetReader:
         self._selection = Selection(self, self.config.data_selector, seed=seed, shuffle=shuffle)
         self._refused: dict[int, BadRow] = {}
         self._cache: dict[int, TokenizedRow | None] = {}
-        self._cached_tokens = 0
+        self._cached_bytes = 0
 
     def _make_formatter(self) -> Formatter:
         config, schema = self.config, self.schema
         if schema == "experience" and isinstance(self.table, ExperienceTable):
             return RecordedFormatter(self.table, self.tokenizer, name=config.name)
         kind = form_of(schema, config.format, self.table.columns)
-        return make_formatter(schema, config.format, self.tokenizer, kind=kind)
+        return make_formatter(schema, config.format, self.tokenizer, kind=kind, images=self._images)
 
     def _is_at_end(self) -> bool:
         return self.total_epochs > 0 and self._selection.num_read >= self.total_epochs * len(self)
 
     def _check_rows(self) -> list[int]:
         fmt, kind = self.config.format, self.formatter.kind
-        faults = missing_columns(fmt, self.table.columns, needs=SCHEMAS[self.schema].needed) if len(self.table) else []
-        if faults:
+        features, columns = number_columns(self.config.data_selector), self.table.columns
+        faults = missing_columns(fmt, columns, needs=SCHEMAS[self.schema].needed) + missing_features(features, columns)
+        if faults and len(self.table):
             reasons = "; ".join(fault.reason for fault in faults)
             raise DataError(f"buffer {self.config.name!r}: {reasons}", code="E4004")
         good = []
         for number in range(len(self.table)):
             row = self.table.row(number)
             fault = next(training_row_faults(self.schema, fmt, decoded(fmt, row.values, kind=kind), kind=kind), None)
+            fault = fault or feature_fault(features, row.values) or image_fault(fmt, row, kind=kind)
             if fault is None:
                 good.append(number)
             else:
@@ -252,19 +267,21 @@ class DatasetReader:
             tokenized = self._cache[number]
         else:
             tokenized = self._format(number)
-            size = tokenized.num_tokens if tokenized is not None else 0
-            if tokenized is None or self._cached_tokens + size <= MAX_CACHED_TOKENS:
+            size = tokenized.num_bytes if tokenized is not None else 0
+            if tokenized is None or self._cached_bytes + size <= MAX_CACHED_BYTES:
                 self._cache[number] = tokenized
-                self._cached_tokens += size
+                self._cached_bytes += size
         if tokenized is None or self.max_length is None or tokenized.num_tokens <= self.max_length:
             return tokenized
         self.num_overlong += 1
         return self._shorten(tokenized, number, self.max_length)
 
     def _format(self, number: int) -> TokenizedRow | None:
-        row = self.table.row(self._rows[number])
+        row, fmt = self.table.row(self._rows[number]), self.config.format
         try:
-            return self.formatter(decoded(self.config.format, row.values, kind=self.formatter.kind))
+            return self.formatter(with_image_bytes(decoded(fmt, row.values, kind=self.formatter.kind), fmt, row))
+        except UnreadableImage as error:
+            raise DataError(f"{row.file}:{row.line}: {error}; the file has changed since", code="E4031") from error
         except (DataError, EnvironmentProblem) as error:
             if error.code not in ROW_CODES:
                 raise
@@ -298,6 +315,7 @@ class DatasetReader:
             chosen=torch.tensor(response, dtype=torch.long) if is_pair else None,
             rejected=torch.tensor(tokenized.rejected, dtype=torch.long) if is_pair else None,
             truncate_status="response_truncated" if tokenized.is_truncated else None,
+            multi_modal_inputs=tokenized.images,
             info={"dataset": self.config.name, "index": number, "epoch": epoch},
             prompt_text=str(self.tokenizer.decode(prompt)),
             response_text=str(self.tokenizer.decode(response)),

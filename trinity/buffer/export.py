@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trinity.buffer.records import Records, Wanted
-from trinity.common.errors import DataError, EnvironmentProblem
+from trinity.buffer.records import Records
+from trinity.buffer.wanted import Wanted
+from trinity.common.errors import DataError
+from trinity.common.images.picture import encoded_images
+from trinity.common.images.reading import data_uri
 from trinity.common.schema.sql_schema import ExperienceModel
+from trinity.utils.disk import new_file
 
 Form = Literal["parquet", "jsonl"]
 PAGE = 512
@@ -33,14 +36,19 @@ SCHEMA = pa.schema(
         ("action_mask", pa.list_(pa.bool_())),
         *((name, pa.list_(pa.float32())) for name in ("logprobs", "token_level_reward", "advantages", "returns")),
         ("truncate_status", pa.string()),
-        ("metrics", pa.string()),
-        ("info", pa.string()),
+        ("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))),
+        *((name, pa.string()) for name in ("metrics", "info", "messages", "tools")),
     ]
 )
-"""`metrics` and `info` are JSON; what the payload holds is null where it was pruned, or cannot be read."""
+"""The last four are JSON; images are as `datasets` writes them, in JSON lines data: URIs.
+
+What the payload holds is null where it was pruned, or cannot be read.
+"""
 _OF_ROW = [name for name in SCHEMA.names if name in ExperienceModel.__table__.columns]
 _OF_PAYLOAD = [name for name in SCHEMA.names if name not in _OF_ROW]
-_LISTS = [field.name for field in SCHEMA if pa.types.is_list(field.type)]
+_JSON = ("metrics", "info", "messages", "tools")
+_IMAGES = "images"
+_LISTS = [field.name for field in SCHEMA if pa.types.is_list(field.type) and field.name != _IMAGES]
 
 
 def export_experiences(records: Records, wanted: Wanted, output: Path, *, form: Form) -> tuple[int, int]:
@@ -61,29 +69,20 @@ def export_experiences(records: Records, wanted: Wanted, output: Path, *, form: 
         DataError: there are no such experiences (E4070).
         EnvironmentProblem: the file exists, or cannot be written (E3601).
     """
-    if output.exists():
-        raise EnvironmentProblem(f"{output} exists already; remove it, or name another --output", code="E3601")
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     counts = [0, 0]
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(output) as temporary:
         with _WRITERS[form](temporary) as write:
-            for page in _pages(records, wanted):
+            for page in pages(records, wanted):
                 rows = [_row(each) for each in page]
                 counts = [counts[0] + len(rows), counts[1] + sum(row["tokens"] is None for row in rows)]
                 write(rows)
         if not counts[0]:
             raise DataError("there are no such experiences", code="E4070")
-        os.replace(temporary, output)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", code="E3601") from error
-    finally:
-        with suppress(OSError):  # its folder could not be made
-            temporary.unlink(missing_ok=True)
     return counts[0], counts[1]
 
 
-def _pages(records: Records, wanted: Wanted) -> Iterator[list[ExperienceModel]]:
+def pages(records: Records, wanted: Wanted) -> Iterator[list[ExperienceModel]]:
+    """Yield experiences with payloads, `PAGE` at a time, in the log's order."""
     last = 0
     while page := records.after(wanted, last, size=PAGE):
         yield page
@@ -99,9 +98,12 @@ def _payload(row: ExperienceModel) -> dict[str, Any]:
         experience = row.to_experience()
     except DataError:
         return dict.fromkeys(_OF_PAYLOAD)
-    values = {name: getattr(experience, name) for name in _OF_PAYLOAD}
+    values = {name: getattr(experience, name) for name in _OF_PAYLOAD if name != _IMAGES}
+    images = encoded_images(experience.multi_modal_inputs or {})
+    values[_IMAGES] = [{"bytes": image, "path": None} for image in images] or None
     lists = {name: None if values[name] is None else values[name].tolist() for name in _LISTS}
-    return values | lists | {name: json.dumps(values[name], ensure_ascii=False) for name in ("metrics", "info")}
+    texts = {name: None if values[name] is None else json.dumps(values[name], ensure_ascii=False) for name in _JSON}
+    return values | lists | texts
 
 
 Write = Callable[[list[dict[str, Any]]], None]
@@ -120,8 +122,9 @@ def _json_lines(file: Path) -> Iterator[Write]:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON has it: metrics and info as they are."""
-    nested = {name: None if row[name] is None else json.loads(row[name]) for name in ("metrics", "info")}
+    """Return a row as JSON has it, images as data: URIs."""
+    nested: dict[str, Any] = {name: None if row[name] is None else json.loads(row[name]) for name in _JSON}
+    nested[_IMAGES] = row[_IMAGES] and [data_uri(image["bytes"]) for image in row[_IMAGES]]
     stamp = row["timestamp"]
     return {name: row[name] for name in SCHEMA.names} | nested | {"timestamp": stamp and stamp.isoformat()}
 

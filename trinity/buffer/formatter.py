@@ -8,13 +8,19 @@ response ends with the end-of-turn token that the template writes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor
+
 from trinity.buffer.checks import Fault
+from trinity.buffer.prepared_images import answers_have_images, with_row_images
 from trinity.buffer.training_rows import Message, prompt_messages, split_pair
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import ConfigError, DataError
+from trinity.common.images.messages import has_images
+from trinity.common.images.picture import Picture, as_inputs, plain
+from trinity.common.images.prepared import PreparedImages
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import encode_text
 from trinity.common.models.vocabulary import stop_token_ids
@@ -33,6 +39,7 @@ class TokenizedRow:
         action_mask: one entry a token after the prompt, true where the loss counts it.
         rejected: token ids of the rejected response of a pair; None for all else.
         is_truncated: the end of a response was cut off.
+        images: `multi_modal_inputs` of the prompt; None without images.
     """
 
     tokens: list[int]
@@ -40,11 +47,18 @@ class TokenizedRow:
     action_mask: list[bool]
     rejected: list[int] | None = None
     is_truncated: bool = False
+    images: dict[str, Tensor] | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the longest sequence: prompt and response."""
         return max(len(self.tokens), self.prompt_length + len(self.rejected or ()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of tokens and encoded images, in bytes, a token as 8."""
+        images = 0 if self.images is None else sum(each.numel() * each.element_size() for each in self.images.values())
+        return 8 * self.num_tokens + images
 
     def shortened(self, limit: int) -> TokenizedRow | None:
         """Return the row with each sequence cut to `limit` tokens.
@@ -57,7 +71,7 @@ class TokenizedRow:
         tokens, rejected = self.tokens[:limit], None if self.rejected is None else self.rejected[:room]
         if rejected is not None and tokens[self.prompt_length :] == rejected:
             return None
-        return TokenizedRow(tokens, self.prompt_length, self.action_mask[:room], rejected, is_truncated=True)
+        return replace(self, tokens=tokens, action_mask=self.action_mask[:room], rejected=rejected, is_truncated=True)
 
 
 class Formatter(Protocol):
@@ -75,7 +89,14 @@ class Formatter(Protocol):
         ...
 
 
-def make_formatter(schema: str, fmt: FormatConfig, tokenizer: PreTrainedTokenizerBase, *, kind: str) -> Formatter:
+def make_formatter(
+    schema: str,
+    fmt: FormatConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    kind: str,
+    images: PreparedImages | None = None,
+) -> Formatter:
     """Return the formatter of a kind of training.
 
     Args:
@@ -83,17 +104,20 @@ def make_formatter(schema: str, fmt: FormatConfig, tokenizer: PreTrainedTokenize
         fmt: names of the columns and the form of the rows.
         tokenizer: with its chat template.
         kind: `plaintext` or `messages`.
+        images: prepares images for the model, which `sft` alone has; None: the model reads none.
 
     Raises:
         ConfigError: another schema (E1613).
     """
-    formatters: dict[str, type[SFTFormatter] | type[DPOFormatter] | type[CPTFormatter]] = {
-        "sft": SFTFormatter,
+    if schema == "sft":
+        return SFTFormatter(fmt, tokenizer, kind=kind, images=images)
+    formatters: dict[str, type[DPOFormatter] | type[CPTFormatter]] = {
         "dpo": DPOFormatter,
         "cpt": CPTFormatter,
     }
     if schema not in formatters:
-        raise ConfigError(f"a dataset is read for one of {', '.join(formatters)}, got {schema!r}", code="E1613")
+        known = ", ".join(["sft", *formatters])
+        raise ConfigError(f"a dataset is read for one of {known}, got {schema!r}", code="E1613")
     return formatters[schema](fmt, tokenizer, kind=kind)
 
 
@@ -139,11 +163,25 @@ class _ChatFormatter:
 class SFTFormatter(_ChatFormatter):
     """Turns conversations into rows whose answers are imitated.
 
+    Images stand in the prompt, as parts of its messages or in the column `image_key`.
+
     Args:
         fmt: names of the columns and the form of the rows.
         tokenizer: with its chat template.
         kind: `plaintext` or `messages`.
+        images: prepares images for the model; None: it reads none.
     """
+
+    def __init__(
+        self,
+        fmt: FormatConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        kind: str,
+        images: PreparedImages | None = None,
+    ) -> None:
+        super().__init__(fmt, tokenizer, kind=kind)
+        self.images = images
 
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the tokens of a row.
@@ -151,7 +189,8 @@ class SFTFormatter(_ChatFormatter):
         The last answer is learnt, or all answers with `enable_concatenated_multi_turn`.
 
         Raises:
-            DataError: a template that writes no answer or rewrites earlier turns (E4021).
+            DataError: a template that writes no answer or rewrites earlier turns (E4021), or images that cannot be
+                used (E4031, E4032, E4035).
             EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
         """
         if self.kind == "messages":
@@ -161,10 +200,36 @@ class SFTFormatter(_ChatFormatter):
             messages = [*prompt_messages(self.fmt, values), answer]
         tools = self.tools_of(values)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if self.kind == "messages" and self.fmt.enable_concatenated_multi_turn:
-            return self._all_answers(messages[: answers[-1] + 1], tools)
-        prompt, response = self.last_answer(messages[: answers[-1] + 1], tools)
-        return TokenizedRow(prompt + response, len(prompt), [True] * len(response))
+        is_all = self.kind == "messages" and self.fmt.enable_concatenated_multi_turn
+        messages, pictures = self._seen(messages[: answers[-1] + 1], values, is_all=is_all)
+        if is_all:
+            return self._with_images(self._all_answers(messages, tools), pictures)
+        prompt, response = self.last_answer(messages, tools)
+        return self._with_images(TokenizedRow(prompt + response, len(prompt), [True] * len(response)), pictures)
+
+    def _seen(
+        self, messages: list[Message], values: Mapping[str, Any], *, is_all: bool
+    ) -> tuple[list[Message], list[Picture]]:
+        """Return the messages for the chat template, and the row's images."""
+        messages = with_row_images(messages, values, self.fmt.image_key)
+        if not has_images(messages):
+            return messages, []
+        if self.images is None:
+            raise DataError("the row has an image, and the model reads none here", code="E4035")
+        if has_images(messages[-1:]) or (is_all and answers_have_images(messages)):
+            raise DataError("an image stands where answers are learnt; it must stand before the first", code="E4035")
+        return self.images.split(messages)
+
+    def _with_images(self, row: TokenizedRow, pictures: list[Picture]) -> TokenizedRow:
+        """Return the row with the tokens of its images in its prompt."""
+        if not pictures or self.images is None:
+            return row
+        response = row.tokens[row.prompt_length :]
+        if self.images.image_token in response:
+            raise DataError("an answer has the token of an image, and no image", code="E4032")
+        keys = self.images.expanded(row.tokens[: row.prompt_length], pictures)
+        tokens = plain(keys, self.images.image_token) + response
+        return replace(row, tokens=tokens, prompt_length=len(keys), images=as_inputs(keys, pictures))
 
     def _all_answers(self, messages: list[Message], tools: list[Message] | None) -> TokenizedRow:
         tokens, spans = self.answers.all(

@@ -19,6 +19,11 @@ MAX_BAD_ROW_RATIO = 0.01
 _logger = get_logger("buffer")
 
 
+def num_admitted(num_rows: int, *, max_bad_row_ratio: float) -> int:
+    """Return how many of `num_rows` rows may be left out."""
+    return max(1, int(max_bad_row_ratio * num_rows)) if max_bad_row_ratio > 0 else 0
+
+
 def admit(bad: Sequence[BadRow], *, num_rows: int, max_bad_row_ratio: float, name: str) -> None:
     """Log the rows that are left out.
 
@@ -33,11 +38,12 @@ def admit(bad: Sequence[BadRow], *, num_rows: int, max_bad_row_ratio: float, nam
     """
     if not bad:
         return
-    allowed = max(1, int(max_bad_row_ratio * num_rows)) if max_bad_row_ratio > 0 else 0
+    allowed = num_admitted(num_rows, max_bad_row_ratio=max_bad_row_ratio)
     share = f"{len(bad)} of {num_rows} rows"
     if len(bad) > allowed:
         raise DataError(
-            f"dataset {name!r}: {share} cannot be used (at most {allowed} may be left out); the first: {bad[0]}",
+            f"dataset {name!r}: {share} cannot be used (at most {allowed} may be left out, "
+            f"buffer.max_bad_row_ratio {max_bad_row_ratio:g}); the first: {bad[0]}",
             code=bad[0].code,
         )
     if len(bad) == num_rows:

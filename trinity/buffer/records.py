@@ -7,75 +7,32 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
-from sqlalchemy import ColumnElement, Engine, create_engine, exists, func, or_, select
+from sqlalchemy import Engine, and_, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.orm import Session, aliased, load_only
+from sqlalchemy.orm import Session, lazyload
 from sqlalchemy.pool import NullPool
 
-from trinity.buffer.store.tables import StepExperienceModel
+from trinity.buffer import search
+from trinity.buffer.store import fates
+from trinity.buffer.store.dialect import at_one_time
+from trinity.buffer.store.scope import Scope
+from trinity.buffer.store.tables import FATE, ProducerModel, StepExperienceModel, TrainStepModel
+from trinity.buffer.store.types import Fates
+from trinity.buffer.wanted import Wanted
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.schema.sql_schema import ExperienceModel
 from trinity.utils.log import redact
 from trinity.utils.packages import install_hint, postgresql_driver
 
 Order = Literal["newest", "worst", "best"]
-_HEAVY = "experience_bytes"
 LARGEST_ID = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which experiences are asked for.
-
-    Attributes:
-        buffer: name of the experience buffer; empty: of all.
-        states: `ready`, `claimed`, `trained` or `dropped`; none: all.
-        task: the group, `batch/task`; empty: all.
-        text: part of the prompt or the response; empty: anything.
-        least_reward: the smallest reward; None: any, and none.
-        most_reward: the largest reward; None: any, and none.
-        run: `project/name`; empty: of all runs.
-        step: a training step that used them; None: any, and none.
-    """
-
-    buffer: str = ""
-    states: Sequence[str] = ()
-    task: str = ""
-    text: str = ""
-    least_reward: float | None = None
-    most_reward: float | None = None
-    run: str = ""
-    step: int | None = None
-
-    def conditions(self) -> list[ColumnElement[bool]]:
-        """Return what a row has to meet."""
-        row, conditions = ExperienceModel, []
-        if self.buffer:
-            conditions.append(row.buffer == self.buffer)
-        if self.run:
-            conditions.append(row.run == self.run)
-        if self.step is not None:
-            used = aliased(StepExperienceModel)
-            same = [getattr(used, name) == getattr(row, name) for name in ("run", "stage", "buffer", "uid")]
-            conditions.append(exists().where(used.step == self.step, *same))
-        if self.states:
-            conditions.append(row.state.in_(self.states))
-        if self.task:
-            conditions.append(row.task_id == self.task)
-        if self.text:
-            texts = (row.prompt_text, row.response_text)
-            conditions.append(or_(*(text.contains(self.text, autoescape=True) for text in texts)))
-        if self.least_reward is not None:
-            conditions.append(row.reward >= self.least_reward)
-        if self.most_reward is not None:
-            conditions.append(row.reward <= self.most_reward)
-        return conditions
+PAGE_BYTES = 64 * 2**20
+"""Payloads that are read at once: 512 rollouts with images may have gigabytes."""
 
 
 class Records:
@@ -92,16 +49,23 @@ class Records:
     def __init__(self, url: str) -> None:
         self.url = url
         self._engine = _reading_engine(url)
-        self.count(Wanted())
+        with self._session() as session:
+            session.execute(select(ExperienceModel).limit(1))
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
 
-    def count(self, wanted: Wanted) -> int:
-        """Return the number of experiences."""
+    def search(self, wanted: Wanted, *, most: int = search.MOST, seconds: float = search.SECONDS) -> search.Found:
+        """Return the ids of the newest wanted experiences; see `search`."""
         with self._session() as session:
-            return int(session.scalar(select(func.count(ExperienceModel.id)).where(*wanted.conditions())) or 0)
+            return search.search(session, wanted, most=most, seconds=seconds)
+
+    def of_ids(self, ids: Sequence[int]) -> list[ExperienceModel]:
+        """Return experiences without payloads, the newest first."""
+        row = ExperienceModel
+        with self._session() as session:
+            return list(session.scalars(select(row).where(row.id.in_(ids)).order_by(row.id.desc()).options(_LIGHT)))
 
     def page(
         self, wanted: Wanted, *, number: int, size: int, order: Order = "newest", is_whole: bool = False
@@ -120,10 +84,12 @@ class Records:
         asked = select(row).where(*wanted.conditions()).order_by(*by, row.id.desc())
         with self._session() as session:
             page = asked.offset(number * size).limit(size)
-            return list(session.scalars(page if is_whole else page.options(*_LIGHT)))
+            return list(session.scalars(page if is_whole else page.options(_LIGHT)))
 
     def after(self, wanted: Wanted, last: int, *, size: int) -> list[ExperienceModel]:
         """Return experiences and their payloads in the order of the log.
+
+        They are fewer where their payloads would take more than `PAGE_BYTES`, but one at least.
 
         Args:
             wanted: which ones.
@@ -131,9 +97,16 @@ class Records:
             size: how many at most.
         """
         row = ExperienceModel
+        conditions = (row.id > last, *wanted.conditions())
+        sizes = select(row.id, row.payload_bytes).where(*conditions).order_by(row.id).limit(size)
         with self._session() as session:
-            found = select(row).where(row.id > last, *wanted.conditions()).order_by(row.id).limit(size)
-            return list(session.scalars(found))
+            end, total = last, 0
+            for number, payload in session.execute(sizes):
+                total += payload or 0
+                if total > PAGE_BYTES and end != last:
+                    break
+                end = number
+            return list(session.scalars(select(row).where(row.id <= end, *conditions).order_by(row.id)))
 
     def one(self, number: int) -> ExperienceModel | None:
         """Return the experience with this id and its payload, if it is there."""
@@ -153,17 +126,53 @@ class Records:
         same = [getattr(table, name) == getattr(row, name) for name in ("run", "stage", "buffer", "task_id")]
         asked = select(table).where(*same).order_by(table.run_id, table.id).limit(most)
         with self._session() as session:
-            return list(session.scalars(asked.options(*_LIGHT)))
+            return list(session.scalars(asked.options(_LIGHT)))
+
+    def of_step(self, run: str, step: int, *, buffer: str) -> list[ExperienceModel]:
+        """Return what a training step used, in the order of its batch."""
+        row, used = ExperienceModel, StepExperienceModel
+        same = [getattr(used, name) == getattr(row, name) for name in ("run", "stage", "buffer", "uid")]
+        with self._session() as session:
+            asked = select(row).join(used, and_(*same)).where(used.run == run, used.buffer == buffer, used.step == step)
+            return list(session.scalars(asked.order_by(used.pos)))
+
+    def steps(self, run: str, *, buffer: str) -> list[int]:
+        """Return the training steps of a run that used experiences of a buffer."""
+        row = TrainStepModel
+        asked = select(row.step).where(row.run == run, row.buffer == buffer, row.num_experiences > 0)
+        with self._session() as session:
+            return sorted(set(session.scalars(asked)))
+
+    def explored(self, run: str, explore_step: int, *, buffer: str) -> list[ExperienceModel]:
+        """Return all experiences of an explore step, in the order of the log."""
+        row = ExperienceModel
+        own = (row.run == run, row.buffer == buffer, row.explore_step == explore_step)
+        with self._session() as session:
+            return list(session.scalars(select(row).where(*own).order_by(row.id)))
+
+    def fates(self, run: str) -> dict[str, Fates]:
+        """Return what became of the rollouts of a run, by buffer.
+
+        It is empty for a database of a version that did not count them.
+
+        Raises:
+            StoreError: the numbers of a buffer do not add up (E5213).
+        """
+        row = ProducerModel
+        with self._session(), self._engine.connect() as plain:
+            connection = at_one_time(plain)
+            if not inspect(connection).has_table(FATE.name):
+                return {}
+            scopes = connection.execute(
+                select(row.stage, row.buffer).where(row.run == run).distinct().order_by(row.buffer)
+            )
+            return {buffer: fates.of_buffer(connection, Scope(run, stage, buffer)) for stage, buffer in scopes.all()}
 
     def _session(self) -> _Asking:
         return _Asking(self._engine, self.url)
 
 
-_LIGHT = (
-    load_only(
-        *(getattr(ExperienceModel, column.key) for column in ExperienceModel.__table__.columns if column.key != _HEAVY)
-    ),
-)
+_LIGHT = lazyload(ExperienceModel.blob)
 
 
 class _Asking(Session):
@@ -192,7 +201,9 @@ def _reading_engine(url: str) -> Engine:
     driver = postgresql_driver(parsed.drivername + "://")
     if driver is not None:
         try:
-            return create_engine(parsed.set(drivername=f"postgresql+{driver}"), pool_pre_ping=True)
+            engine = create_engine(parsed.set(drivername=f"postgresql+{driver}"), pool_pre_ping=True)
+            event.listen(engine, "connect", _show_as_today)
+            return engine
         except ImportError as error:
             raise EnvironmentProblem(
                 f"{parsed.render_as_string(hide_password=True)} needs the package {driver}, which is not installed; "
@@ -206,11 +217,38 @@ def _reading_engine(url: str) -> Engine:
             "`trinity debug --module workflow` wrote",
             code="E3435",
         )
-    return create_engine(
+    engine = create_engine(
         "sqlite://",
         poolclass=NullPool,
         creator=lambda: sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, check_same_thread=False),
     )
+    event.listen(engine, "connect", _show_as_today)
+    return engine
+
+
+def _show_as_today(connection: Any, _: object) -> None:
+    """Give a connection views of a log that an older program made.
+
+    Such a log has the payloads in its rows.
+
+    They belong to this connection alone, and change nothing.
+    """
+    is_sqlite = isinstance(connection, sqlite3.Connection)
+    cursor = connection.cursor()
+    cursor.execute(
+        "SELECT 'main', name FROM pragma_table_info('experience')"
+        if is_sqlite
+        else "SELECT relnamespace::regnamespace::text, attname FROM pg_attribute JOIN pg_class c ON attrelid = c.oid "
+        "WHERE c.oid = to_regclass('experience') AND attnum > 0"
+    )
+    columns = dict(reversed(row) for row in cursor.fetchall())
+    if "experience_bytes" in columns and "payload_bytes" not in columns:
+        log = f"{columns['experience_bytes']}.experience"
+        blobs = f"SELECT id, experience_bytes FROM {log} WHERE experience_bytes IS NOT NULL"
+        cursor.execute(f"CREATE TEMP VIEW experience_blob AS {blobs}")
+        cursor.execute(f"CREATE TEMP VIEW experience AS SELECT *, length(experience_bytes) AS payload_bytes FROM {log}")
+    cursor.close()
+    connection.commit()
 
 
 def _parsed(url: str) -> URL:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trinity.buffer.parquet import refuse_bomb
 from trinity.common.errors import DataError
 
 MAX_ROW_BYTES = 8 * 1024 * 1024
@@ -73,13 +74,14 @@ def split_files(folder: Path, split: str) -> dict[str, list[Path]]:
     named: dict[str, list[Path]] = {}
     for file in files:
         for name in dict.fromkeys((split, *SPLITS)):
-            if any(_begins(part, name) for part in (file.stem, *file.relative_to(folder).parent.parts)):
+            if any(begins_with(part, name) for part in (file.stem, *file.relative_to(folder).parent.parts)):
                 named.setdefault(name, []).append(file)
                 break
     return named or ({"train": files} if files else {})
 
 
-def _begins(part: str, split: str) -> bool:
+def begins_with(part: str, split: str) -> bool:
+    """Return whether a name is that of a split, or begins with it."""
     return part == split or part.startswith(tuple(split + mark for mark in "-_."))
 
 
@@ -166,6 +168,7 @@ def _read_parquet(file: Path) -> Iterator[DataRow | BadRow]:
 
     number = 0
     try:
+        refuse_bomb(file)
         with pyarrow.parquet.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(batch_size=1000):
                 for values in batch.to_pylist():

@@ -5,17 +5,19 @@ Nothing here imports torch, so that `trinity validate` can read the tables; noth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Engine, Inspector, LargeBinary, column, create_engine, func, inspect, select, table
+from sqlalchemy import Engine, Inspector, LargeBinary, TableClause, column, create_engine, func, inspect, select, table
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.dataset import ListTable
 from trinity.buffer.rows import BadRow, DataRow
 from trinity.common.errors import DataError, EnvironmentProblem
+from trinity.utils.database_errors import is_lost
 from trinity.utils.log import redact
 from trinity.utils.nested import as_written
 from trinity.utils.packages import install_hint, postgresql_driver
@@ -23,7 +25,11 @@ from trinity.utils.packages import install_hint, postgresql_driver
 TASKS, CONVERSATIONS, EXPERIENCES = "task", "sft", "experience"
 RAW_TASK = "raw_task"
 _LOG = table(EXPERIENCES, *map(column, ("id", "uid", "buffer", "experience_bytes")))
+_BLOB = table("experience_blob", *map(column, ("id", "experience_bytes")))
 _MAX_SHOWN = 10
+PATIENCE_S = 10.0
+"""How long a server that cannot be reached is waited for: it may be starting again."""
+_PAUSE_S = 0.2
 
 
 class SQLTable(ListTable):
@@ -54,11 +60,13 @@ class ExperienceTable(SQLTable):
     Args:
         rows: in the order of the log.
         engine: of the database, for the payloads, which are read one by one.
+        payloads: the table that has them.
     """
 
-    def __init__(self, rows: Sequence[DataRow], engine: Engine) -> None:
+    def __init__(self, rows: Sequence[DataRow], engine: Engine, payloads: TableClause) -> None:
         super().__init__(rows)
         self._engine = engine
+        self._payloads = payloads
 
     def payload(self, id_: int) -> bytes:
         """Return the payload of the experience with that id.
@@ -66,7 +74,7 @@ class ExperienceTable(SQLTable):
         Raises:
             DataError: it is gone (E5104), or the database cannot be read (E4001).
         """
-        statement = select(_LOG.c.experience_bytes).where(_LOG.c.id == id_)
+        statement = select(self._payloads.c.experience_bytes).where(self._payloads.c.id == id_)
         try:
             with self._engine.connect() as connection:
                 payload = connection.scalar(statement)
@@ -94,15 +102,18 @@ def load_sql_table(url: str | None, *, name: str, schema: str) -> SQLTable:
     """
     if not url:
         raise DataError("the path of a database is not set; give sqlite:///<file> or postgresql://...", code="E4001")
-    shown = redact(url)
-    try:
-        engine = _engine(url)
-        inspector = inspect(engine)
-        if schema == EXPERIENCES:
-            return _experiences(engine, inspector, name=name, shown=shown)
-        return _rows(engine, inspector, name=name, shown=shown, schema=schema)
-    except SQLAlchemyError as error:
-        raise _unreadable(shown, error) from error
+    shown, deadline = redact(url), time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            engine = _engine(url)
+            inspector = inspect(engine)
+            if schema == EXPERIENCES:
+                return _experiences(engine, inspector, name=name, shown=shown)
+            return _rows(engine, inspector, name=name, shown=shown, schema=schema)
+        except SQLAlchemyError as error:
+            if not is_lost(error) or time.monotonic() >= deadline:
+                raise _unreadable(shown, error) from error
+        time.sleep(_PAUSE_S)
 
 
 def _engine(url: str) -> Engine:
@@ -128,12 +139,16 @@ def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str)
         hint = _if_conversations(inspector, name)
         text = f"{shown} has no table `{EXPERIENCES}`, which a run with storage_type sql or queue makes; it has"
         raise DataError(f"{text}: {_listed(inspector.get_table_names())}{hint}", code="E4061")
-    lacking = {each.name for each in _LOG.c} - {each["name"] for each in inspector.get_columns(EXPERIENCES)}
+    payloads = _BLOB if inspector.has_table(_BLOB.name) else _LOG  # as older versions have it
+    needed = {each.name for each in (*_LOG.c, *payloads.c)} - ({"experience_bytes"} if payloads is _BLOB else set())
+    lacking = needed - {each["name"] for each in inspector.get_columns(EXPERIENCES)}
     if lacking:
         text = f"table `{EXPERIENCES}` of {shown} was not made by this program: it has no column"
         raise DataError(f"{text} {', '.join(sorted(lacking))}", code="E4062")
-    size = func.length(_LOG.c.experience_bytes).label("size")
+    size = func.length(payloads.c.experience_bytes).label("size")
     statement = select(_LOG.c.id, _LOG.c.uid, size).where(_LOG.c.buffer == name).order_by(_LOG.c.id)
+    if payloads is not _LOG:
+        statement = statement.select_from(_LOG.outerjoin(payloads, payloads.c.id == _LOG.c.id))
     with engine.connect() as connection:
         place = f"{shown}, buffer {name}"
         rows = [DataRow(place, int(row.id), dict(row._mapping)) for row in connection.execute(statement)]
@@ -143,7 +158,7 @@ def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str)
             text = f"{shown} has no experiences of a buffer {name!r}; it has those of: {known}"
             hint = "; write the name of that buffer as `name`" if others else ""
             raise DataError(f"{text}{hint}", code="E4061")
-    return ExperienceTable(rows, engine)
+    return ExperienceTable(rows, engine, payloads)
 
 
 def _rows(engine: Engine, inspector: Inspector, *, name: str, shown: str, schema: str) -> SQLTable:

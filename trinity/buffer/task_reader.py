@@ -5,16 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trinity.buffer.checks import Fault, control_token, missing_columns, prompt_type, row_faults
+from trinity.buffer.checks import (
+    Fault,
+    control_token,
+    feature_fault,
+    missing_columns,
+    missing_features,
+    prompt_type,
+    row_faults,
+)
+from trinity.buffer.data_files import one_place
 from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
+from trinity.buffer.image_rows import image_fault, with_image_bytes
+from trinity.buffer.prompt_limit import PromptLimit
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.rows import BadRow, DataRow
 from trinity.buffer.selector.data_source import SelectedRows
-from trinity.buffer.selector.selection import Selection
+from trinity.buffer.selector.selection import Selection, number_columns
 from trinity.buffer.training_rows import tools_fault
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.errors import ConfigError, DataError
-from trinity.common.rewards import REWARD_FUNCTIONS
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn
 from trinity.common.workflows import WORKFLOWS
 from trinity.common.workflows.workflow import Task, Workflow
 from trinity.utils.declaration import declared_args, entry_of
@@ -38,6 +49,7 @@ class TaskReader:
         reward_fn: class of the reward function; None: `config.default_reward_fn_type`.
         total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
         max_bad_row_ratio: more bad rows are an error; in [0, 1].
+        limit: the longest prompt, of a taskset whose `long_prompts` are not kept.
 
     Raises:
         DataError: the dataset cannot be read or used (E4001 to E4060).
@@ -55,6 +67,7 @@ class TaskReader:
         reward_fn: Any = None,
         total_epochs: int | None = None,
         max_bad_row_ratio: float = MAX_BAD_ROW_RATIO,
+        limit: PromptLimit | None = None,
     ) -> None:
         self.config = config
         self.batch_size = batch_size
@@ -66,13 +79,14 @@ class TaskReader:
         self.table = self._load()
         self.kind = prompt_type(config.format, self.table.columns)
         self.quarantined: list[BadRow] = list(self.table.bad)
-        self._rows = self._check_rows()
+        self._rows = self._short_enough(self._check_rows(), limit)
         num_rows = len(self.table) + len(self.table.bad)
         admit(self.quarantined, num_rows=num_rows, max_bad_row_ratio=max_bad_row_ratio, name=config.name)
         self.fingerprint = fingerprint(self.table)
         self._selection = Selection(self, config.data_selector, seed=seed)
         epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
-        self.num_left: int | None = epochs * len(self._rows) if epochs else None
+        self._end = epochs * len(self._rows) if epochs else None
+        self.num_left = self._end
 
     def __len__(self) -> int:
         """Return the number of usable rows."""
@@ -123,9 +137,14 @@ class TaskReader:
             reward_fn_args=dict(config.reward_fn_args),
             is_eval=self.is_eval,
             reward_fn=self._named(row, "reward_fn_key", REWARD_FUNCTIONS) or self.reward_fn,
-            raw_task=dict(row.values),
+            raw_task=with_image_bytes(dict(row.values), config.format, row),
             index={"index": number, "taskset_id": config.index},
         )
+
+    @property
+    def by_number(self) -> dict[int, TaskReader]:
+        """The readers by the numbers of their tasksets: this one."""
+        return {self.config.index: self}
 
     def feedback(self, **given: Any) -> None:
         """Tell the selector how tasks went: `indices`, `values`."""
@@ -149,11 +168,10 @@ class TaskReader:
         """
         own = {"fingerprint": self.fingerprint, "selector_type": self.config.data_selector.selector_type}
         check_unchanged(f"taskset {self.config.name!r}", own, state)
-        read_before = self._selection.num_read
         self._selection.load_state_dict(state)
-        if self.num_left is not None:
-            self.num_left = max(0, self.num_left + read_before - self._selection.num_read)
-        for told in state.get("feedback", ()):
+        if self._end is not None:
+            self.num_left = max(0, self._end - self._selection.num_read)
+        for told in state.get("feedback", ()):  # older snapshots hold what was told after the position was taken
             self.feedback(**told)
 
     def write_quarantine(self, folder: Path) -> Path | None:
@@ -169,7 +187,7 @@ class TaskReader:
             if config.storage_type == "sql":
                 from trinity.buffer.sql_tables import TASKS, load_sql_table
 
-                return load_sql_table(config.path, name=config.name, schema=TASKS)
+                return load_sql_table(one_place(config.path), name=config.name, schema=TASKS)
             return load_table(config.path, split=config.split, subset_name=config.subset_name)
         except DataError as error:
             raise DataError(f"taskset {config.name!r}: {error.args[0]}", code=error.code) from error
@@ -178,17 +196,23 @@ class TaskReader:
         fmt, columns = self.config.format, self.table.columns
         needs_prompt = isinstance(self.workflow, type) and "prompt" in entry_of(self.workflow, kind="workflow").needs
         needs = {"prompt_key", "messages_key"} if needs_prompt else set()
-        faults = missing_columns(fmt, columns, needs=needs) if len(self.table) else []
-        if faults:
+        features = number_columns(self.config.data_selector)
+        faults = [*missing_columns(fmt, columns, needs=needs), *missing_features(features, columns)]
+        if faults and len(self.table):
             reasons = "; ".join(fault.reason for fault in faults)
             raise DataError(f"taskset {self.config.name!r}: {reasons}", code="E4004")
         has_prompt = (fmt.messages_key if self.kind == "messages" else fmt.prompt_key) in columns
         has_truth = self.reward_fn is not None and fmt.response_key in columns
+        if self.kind == "messages":  # the column may be there for something else
+            reward = self.reward_fn if isinstance(self.reward_fn, type) else None
+            has_truth = has_truth and reward is not None and "truth" in entry_of(reward, kind="reward_fn").needs
         good, num_control = [], 0
         for number in range(len(self.table)):
             row = self.table.row(number)
             faulty = row_faults(fmt, row.values, kind=self.kind, has_prompt=has_prompt, needs_truth=has_truth)
             fault = next(faulty, None) or self._name_fault(row) or (self._tools_fault(row) if needs_prompt else None)
+            fault = fault or feature_fault(features, row.values) or (self._truth_fault(row) if has_truth else None)
+            fault = fault or image_fault(fmt, row, kind=self.kind)
             if fault is None:
                 good.append(number)
                 num_control += control_token(fmt, row.values, kind=self.kind) is not None
@@ -198,6 +222,29 @@ class TaskReader:
             _logger.warning("[W4030] taskset %r: %d prompts contain control tokens", self.config.name, num_control)
         return good
 
+    def _short_enough(self, rows: list[int], limit: PromptLimit | None) -> list[int]:
+        """Return the rows without those of long prompts, as the taskset says."""
+        config = self.config
+        if config.long_prompts == "keep" or limit is None:
+            return rows
+        lengths = {n: limit.num_tokens(config.format, self.table.row(n).values, kind=self.kind) for n in rows}
+        long = [number for number, length in lengths.items() if length > limit.max_tokens]
+        if not long:
+            return rows
+        first = self.table.row(long[0])
+        said = (
+            f"taskset {config.name!r}: {len(long)} of {len(rows)} prompts have more than {limit.max_tokens} tokens "
+            f"with the chat template, the first {first.file}:{first.line} with {lengths[long[0]]}"
+        )
+        if config.long_prompts == "refuse":
+            way_out = "raise model.max_prompt_tokens, or write long_prompts: drop (veRL: data.filter_overlong_prompts)"
+            raise DataError(f"{said}; {way_out}", code="E4063")
+        _logger.warning("%s; they are left out", said)
+        kept = [number for number in rows if lengths[number] <= limit.max_tokens]
+        if not kept:
+            raise DataError(f"{said}; no row is left", code="E4063")
+        return kept
+
     def _name_fault(self, row: DataRow) -> Fault | None:
         fmt = self.config.format
         for key, registry in ((fmt.workflow_key, WORKFLOWS), (fmt.reward_fn_key, REWARD_FUNCTIONS)):
@@ -206,6 +253,17 @@ class TaskReader:
                 return Fault(str(key), registry.unknown(str(name)), "E4050")
         if self.workflow is None and row.values.get(str(fmt.workflow_key)) is None:
             return Fault(str(fmt.workflow_key), "names no workflow, and default_workflow_type is not set", "E4050")
+        return None
+
+    def _truth_fault(self, row: DataRow) -> Fault | None:
+        key = self.config.format.response_key
+        reward_fn = self._named(row, "reward_fn_key", REWARD_FUNCTIONS) or self.reward_fn
+        if not (isinstance(reward_fn, type) and issubclass(reward_fn, RewardFn)):
+            return None
+        try:
+            reward_fn.check_truth(row.values.get(key))
+        except RewardError as error:
+            return Fault(key, str(error.args[0]), error.code)
         return None
 
     def _tools_fault(self, row: DataRow) -> Fault | None:

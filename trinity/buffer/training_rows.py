@@ -76,7 +76,7 @@ def training_row_faults(schema: str, fmt: FormatConfig, values: Mapping[str, Any
         if isinstance(pair, Fault):
             yield pair
     else:
-        faults = list(row_faults(fmt, values, kind=kind, has_prompt=True, needs_truth=True))
+        faults = list(row_faults(fmt, values, kind=kind, has_prompt=True, needs_truth=kind == "plaintext"))
         yield from faults
         if kind == "messages" and not faults:
             roles = [message["role"] for message in values[fmt.messages_key]]

@@ -21,7 +21,7 @@ from trinity.buffer.store.staleness import StalenessBound
 
 BATCH, CONSUMER, PRODUCER = 64, "trainer", "explorer"
 SHORT, LONG = 10, 200
-LIVE = ("experience", "step_exp", "train_step")
+LIVE = ("experience", "step_exp", "train_step", "fate")
 BOUND = StalenessBound(max_staleness=1, rollouts=4, rollouts_per_step=4)
 Watch = Callable[[str], None]
 
@@ -185,6 +185,8 @@ def test_a_database_of_an_older_program_gets_the_indexes_when_it_is_opened(histo
     old.close()
     url = f"sqlite:///{file}"
     with ExperienceStore(url) as store:
+        before = "5 issued = 1 trained + 1 stale + 3 waiting"
+        assert str(store.fates("exp", run="run")) == before
         assert store.counts("exp", "run") == {"ready": 2, "claimed": 1, "trained": 1, "dropped": {"stale": 1}}
         token = store.open_consumer("exp", "trainer", run="run", cut=1)
         assert store.step_uids(token, 1) == ["1/0/0/0/"]

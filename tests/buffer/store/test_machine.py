@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -165,6 +166,16 @@ class StoreMachine(RuleBasedStateMachine):
         assert generated(counts) == len(self.rows)
 
     @invariant()
+    def every_rollout_has_one_fate(self) -> None:
+        states: dict[str, str] = {}
+        for uid, row in self.rows.items():
+            states.setdefault(rollout_of(uid), str(row["state"]))
+        found, ends = self.store.fates(BUFFER, run=RUN), list(states.values())
+        ended = {"trained": ends.count("trained"), "stale": ends.count("dropped")}
+        assert {fate: n for fate, n in found.ended.items() if n} == {fate: n for fate, n in ended.items() if n}
+        assert (found.issued, found.waiting) == (len(states), ends.count("ready") + ends.count("claimed"))
+
+    @invariant()
     def ledger_agrees(self) -> None:
         for name, token in self.tokens.items():
             ledger = [uid for step in range(1, self.steps[name] + 1) for uid in self.store.step_uids(token, step) or []]
@@ -201,3 +212,5 @@ TestStoreMachine.settings = TestPostgreSQLStoreMachine.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+# Two thousand steps take a minute or two of this machine, and any number of minutes of a busy one.
+TestStoreMachine.pytestmark = TestPostgreSQLStoreMachine.pytestmark = [pytest.mark.timeout(1200)]

@@ -83,6 +83,7 @@ def test_a_rollout_is_used_as_often_as_the_limit_says(make: Make) -> None:
     store, token = make("decay_limit_randomization", use_count_limit=2)
     append(store, 1, 2)
     assert [train(store, token, step, 2) for step in (1, 2)] == [["1/0", "1/1"]] * 2
+    assert str(store.fates(BUFFER, run=RUN)) == "2 issued = 2 trained + 0 waiting", "a second use is no second fate"
     store.close_producer(BUFFER, PRODUCER, run=RUN)
     assert store.read_batch(token, 2, timeout_s=0, trained_version=2).is_closed
 
@@ -118,6 +119,8 @@ def test_beyond_the_capacity_the_lowest_priority_leaves_and_is_counted(make: Mak
     assert train(store, token, 4, 2) == ["3/0", "3/1"]
     counts = store.counts(BUFFER, RUN)
     assert counts["dropped"] == {"evicted": 6} and generated(counts) == 13
+    found = store.fates(BUFFER, run=RUN)
+    assert found.issued == 13 and sorted(found.ended) == ["filtered/evicted", "trained"]
 
 
 def test_a_stale_rollout_that_was_trained_stays_trained_and_does_not_come_again(make: Make) -> None:

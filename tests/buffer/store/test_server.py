@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import signal
 import socket
@@ -10,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from tests.postgresql import Server
+from trinity.buffer.records import Records
 from trinity.buffer.store import ConsumerToken, ExperienceStore, database
 from trinity.common.errors import StoreError
 
@@ -57,11 +60,37 @@ def begun(url: str) -> Iterator[tuple[ExperienceStore, ConsumerToken]]:
         yield store, token
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_what_others_store_while_rollouts_are_counted_does_not_matter(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of the store and of a reader of its tables: both ask twice, and another process writes in between."""
+    server = request.getfixturevalue("postgresql") if kind == "postgresql" else None
+    url = f"sqlite:///{tmp_path}/experience.db" if server is None else server.database()
+    with begun(url) as (store, _), ExperienceStore(url, capacity=100) as other:
+        steps = itertools.count(3)
+        records = Records(url)
+
+        def in_between(connection: object, cursor: object, statement: str, *rest: object) -> None:
+            if statement.startswith("SELECT fate.fate"):
+                append(other, next(steps))
+
+        for engine in (store._database._engine, records._engine):
+            event.listen(engine, "after_cursor_execute", in_between)
+        before = store.fates(BUFFER, run=RUN)
+        between = records.fates(RUN)
+        assert next(steps) == 5, "both were interrupted"
+        after = store.fates(BUFFER, run=RUN)
+        records.close()
+    assert (before.issued, before.waiting) == (6, 4)
+    assert (between[BUFFER].issued, after.issued) == (9, 12)
+
+
 def tables(store: ExperienceStore) -> list[list[tuple[object, ...]]]:
     """Return all that a call can change, but for times."""
-    names = "uid, state, claimed_by, trained_step, use_count, drop_reason, experience_bytes is null"
+    names = "uid, state, claimed_by, trained_step, use_count, drop_reason, payload_bytes, length(experience_bytes)"
     queries = (
-        f"select {names} from experience order by uid",
+        f"select {names} from experience left join experience_blob using (id) order by uid",
         "select consumer, step, pos, uid from step_exp order by 1, 2, 3",
         "select producer, is_open, wait_version, finished_step from producer order by 1",
         "select producer, state, num_rollouts from producer_snapshot order by 1",

@@ -18,9 +18,11 @@ from sqlalchemy import update
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, generated, open_store, uids
 from trinity.buffer.store import ExperienceStore, JSONBackup
 from trinity.buffer.store.dialect import file_system_type, refuse_network_file_system
-from trinity.buffer.store.tables import EXPERIENCE
+from trinity.buffer.store.tables import BLOB
 from trinity.common.errors import DataError, EnvironmentProblem, StoreError
 from trinity.common.experience import EID, Experience
+
+BOTH = "experience join experience_blob using (id)"
 
 
 @pytest.fixture
@@ -242,7 +244,7 @@ def test_payloads_of_the_newest_steps_stay_as_far_as_they_fit(tmp_path: Path, se
                 dropped += 1
             store.commit_step(token, step, rows)
             with sqlite3.connect(tmp_path / "e.db") as found:
-                size = "select sum(length(experience_bytes)) from experience where trained_step = ?"
+                size = f"select sum(length(experience_bytes)) from {BOTH} where trained_step = ?"
                 sizes[step] = found.execute(size, (step,)).fetchone()[0]
             found.close()
             needed = draw.randint(0, 2)  # steps that a checkpoint may still ask for
@@ -253,7 +255,7 @@ def test_payloads_of_the_newest_steps_stay_as_far_as_they_fit(tmp_path: Path, se
                 total += sizes[each]
                 gone = max(gone, each if total > 3000 else 0)
             with sqlite3.connect(tmp_path / "e.db") as found:
-                kept = "select distinct trained_step from experience where experience_bytes is not null order by 1"
+                kept = f"select distinct trained_step from {BOTH} order by 1"
                 assert [row[0] for row in found.execute(kept)] == list(range(gone + 1, step + 1))
             found.close()
             if is_reopened:
@@ -275,7 +277,7 @@ def test_that_payloads_go_is_told_once(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_damaged_row_is_set_aside_and_the_others_stay(store: ExperienceStore) -> None:
     append(store, 1, 3)
     with store._database.write() as connection:
-        damaged = update(EXPERIENCE).where(EXPERIENCE.c.uid == "1/1/0/0/")
+        damaged = update(BLOB).where(BLOB.c.id == 2)
         connection.execute(damaged.values(experience_bytes=bytes.fromhex("80049500")))
     token = open_consumer(store)
     with pytest.raises(DataError, match=r"E5101.*row 2 \(1/1/0/0/\)"):
@@ -311,7 +313,7 @@ def test_a_database_of_another_version_or_program_is_refused(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "experience.db") as connection:
         connection.execute("UPDATE trinity_schema SET version = 1")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 1, this program reads version 2"):
+    with pytest.raises(StoreError, match="schema version 1, this program reads version 4"):
         open_store(tmp_path)
     with sqlite3.connect(tmp_path / "foreign.db") as connection:
         connection.execute("CREATE TABLE experience (id INTEGER)")

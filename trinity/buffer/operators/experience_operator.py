@@ -20,11 +20,13 @@ class _Operator(Declared):
     Attributes:
         drops_experiences: fewer experiences may leave than came.
         changes_rewards: rewards may leave as others than came.
+        is_pure: what leaves follows from what came alone, so that stored experiences can be given to it again.
     """
 
     kind = "operator"
     drops_experiences: ClassVar[bool] = False
     changes_rewards: ClassVar[bool] = False
+    is_pure: ClassVar[bool] = False
 
 
 class ExperienceOperatorV1(_Operator, ABC):

@@ -38,6 +38,7 @@ class RewardFilter(ExperienceOperatorV1):
     """
 
     drops_experiences = True
+    is_pure = True
 
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
@@ -56,6 +57,7 @@ class RewardSTDFilter(ExperienceOperatorV1):
     """
 
     drops_experiences = True
+    is_pure = True
 
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
@@ -78,6 +80,7 @@ class InvalidRewardFilter(ExperienceOperatorV1):
     """Drops experiences whose reward is missing, NaN or infinite."""
 
     drops_experiences = True
+    is_pure = True
 
     async def process(self, exps: list[Experience]) -> Result:
         """Return the experiences with a finite reward."""
@@ -88,8 +91,9 @@ class InvalidRewardFilter(ExperienceOperatorV1):
 class DAPODynamicSampling(ExperienceOperatorV1):
     """Keeps groups of mixed success (DAPO, arXiv:2503.14476v2, eq. 11).
 
-    They have both correct and wrong members. We differ from the paper in that nothing is sampled again: the batch
-    shrinks, and the trainer gets an incomplete batch. A member without the metric counts as wrong.
+    They have both correct and wrong members. In the paper further tasks are sampled until the batch is full; here
+    `max_refill_batches` of the pipeline bounds how many, and with its default of 0 the batch shrinks, as published.
+    A member without the metric counts as wrong.
 
     Args:
         metric_key: entry of `Experience.metrics` that says whether a response is correct.
@@ -97,6 +101,7 @@ class DAPODynamicSampling(ExperienceOperatorV1):
     """
 
     drops_experiences = True
+    is_pure = True
 
     def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
         self.metric_key = metric_key

@@ -14,4 +14,4 @@ from trinity.utils.registry import Registry
 CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
 OPERATOR_CONTENTS: Mapping[str, Entry] = CONTENTS.names["operator"]
 
-EXPERIENCE_OPERATORS = Registry("experience operator", OPERATOR_CONTENTS, kind="operator", later=("data_juicer",))
+EXPERIENCE_OPERATORS = Registry("experience operator", OPERATOR_CONTENTS, kind="operator")

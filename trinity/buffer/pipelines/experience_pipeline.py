@@ -9,10 +9,14 @@ import inspect
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trinity.buffer.operators import ExperienceOperatorV1
+from trinity.buffer.store.fates import ISSUED, failed, filtered
+from trinity.buffer.store.types import rollout_keys
 from trinity.common.constants import SELECTOR_METRIC
 from trinity.common.errors import TrinityError, WorkflowError
 from trinity.common.experience import Experience
@@ -39,6 +43,21 @@ class PipelineStep(Protocol):
 
         The result may be an awaitable of them.
         """
+
+
+@dataclass(frozen=True)
+class Processed:
+    """Experiences that the pipeline leaves.
+
+    Attributes:
+        experiences: the others are left out.
+        metrics: names without a prefix.
+        fates: rollouts that are left out whole, by fate, and as `issued` those that operators added.
+    """
+
+    experiences: list[Experience]
+    metrics: dict[str, Any]
+    fates: Counter[str]
 
 
 class ExperiencePipeline:
@@ -131,27 +150,51 @@ class ExperiencePipeline:
             WorkflowError: an operator failed or returned something else than experiences and metrics.
             DeadlineError: an operator took longer than `timeout_s`.
         """
+        done = await self.complete([await self.operate(exps)])
+        return done.experiences, done.metrics
+
+    async def operate(self, exps: list[Experience]) -> Processed:
+        """Return what the operators leave of some experiences of an explore step.
+
+        Raises:
+            WorkflowError: see `process`.
+            DeadlineError: see `process`.
+        """
         metrics: dict[str, Any] = {}
-        dropped = 0
+        fates, dropped = Counter[str](), 0
         for name, operator in self._steps:
-            before = len(exps)
+            before, num_before = rollout_keys(exps), len(exps)
             exps, own, metrics[f"time/{name}"] = await self._step(name, operator, exps)
             numbers = _numbers(own)
             metrics |= numbers | {f"{name}/{key}": value for key, value in numbers.items()}
             metrics |= {key: value for key, value in own.items() if key == SELECTOR_METRIC}
-            dropped += max(0, before - len(exps))
+            dropped += max(0, num_before - len(exps))
+            fates += _changed(before, exps, filtered(name))
         usable = [e for e in exps if e.reward is None or math.isfinite(e.reward)]
+        fates += _changed(rollout_keys(exps), usable, failed("rejected"))
         metrics["rejected_count"] = len(exps) - len(usable)
-        dropped += len(exps) - len(usable)
-        exps = usable
+        metrics["filtered_count"] = dropped + len(exps) - len(usable)
+        return Processed(usable, metrics, fates)
+
+    async def complete(self, parts: Sequence[Processed]) -> Processed:
+        """Return the experiences of an explore step, with advantages.
+
+        They are what the operators left of its parts.
+
+        Raises:
+            WorkflowError: see `process`.
+            DeadlineError: see `process`.
+        """
+        exps = [experience for part in parts for experience in part.experiences]
+        metrics, fates = _together(parts), sum((part.fates for part in parts), Counter[str]())
         if self._advantage_fn is not None:
-            before = len(exps)
+            before, num_before, dropped = rollout_keys(exps), len(exps), metrics["filtered_count"]
             exps, own, metrics["time/advantage"] = await self._step(ADVANTAGE, self._advantage_fn, exps)
             metrics |= _numbers(own)
-            dropped += max(0, before - len(exps))
-        metrics["filtered_count"] = dropped
+            metrics["filtered_count"] = dropped + max(0, num_before - len(exps))
+            fates += _changed(before, exps, filtered(ADVANTAGE))
         metrics["experience_count"] = len(exps)
-        return exps, metrics
+        return Processed(exps, metrics, fates)
 
     async def _step(
         self, name: str, step: PipelineStep, exps: list[Experience]
@@ -175,6 +218,32 @@ class ExperiencePipeline:
 
     async def _bounded(self, awaitable: Any, what: str) -> Any:
         return await bounded(awaitable, self._timeout_s, what=what, setting="explorer.max_timeout")
+
+
+def _changed(old: set[str], after: Sequence[Experience], fate: str) -> Counter[str]:
+    """Return rollouts that are gone as `fate`, and new ones as `issued`."""
+    new = rollout_keys(after)
+    return +Counter({fate: len(old - new), ISSUED: len(new - old)})
+
+
+def _together(parts: Sequence[Processed]) -> dict[str, Any]:
+    """Return the metrics of parts of a step as those of one.
+
+    Counts and times are sums, others are means of the parts that have them.
+    """
+    values: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, value in part.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: found[0] if len(found) == 1 else sum(found) / (1 if _is_summed(name) else len(found))
+        for name, found in values.items()
+        if name != SELECTOR_METRIC or len(found) == 1
+    }
+
+
+def _is_summed(name: str) -> bool:
+    return name.endswith("_count") or name.startswith("time/")
 
 
 def _named(operators: Sequence[Any]) -> list[tuple[str, Any]]:

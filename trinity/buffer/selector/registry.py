@@ -14,4 +14,4 @@ from trinity.utils.registry import Registry
 CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
 SELECTOR_CONTENTS: Mapping[str, Entry] = CONTENTS.names["selector"]
 
-SELECTORS = Registry("selector", SELECTOR_CONTENTS, later=("offline_easy2hard", "difficulty_based"))
+SELECTORS = Registry("selector", SELECTOR_CONTENTS)

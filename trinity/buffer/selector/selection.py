@@ -7,9 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity.buffer.selector.data_source import DataSource
+from trinity.buffer.selector.registry import SELECTORS
 from trinity.buffer.selector.selector import make_selector
 from trinity.common.config.buffer import DataSelectorConfig
 from trinity.common.errors import WorkflowError
+from trinity.utils.declaration import entry_of
+
+
+def number_columns(settings: DataSelectorConfig) -> tuple[str, ...]:
+    """Return the columns that the selector reads numbers of.
+
+    A selector that does not say what its `feature_keys` hold may read anything there.
+    """
+    cls = SELECTORS.get(settings.selector_type)
+    bounds = entry_of(cls, kind="selector").num_features if isinstance(cls, type) else None
+    return () if bounds in (None, (0, 0)) else settings.feature_keys
 
 
 class Selection:

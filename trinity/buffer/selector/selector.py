@@ -6,7 +6,7 @@ All of them resume exactly from `state_dict`.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import Any
+from typing import Any, ClassVar
 
 from trinity.buffer.selector.data_source import DataSource, size_of
 from trinity.buffer.selector.registry import SELECTORS
@@ -28,12 +28,17 @@ class BaseSelector(Declared):
 
     Attributes:
         position: rows chosen so far, over all epochs.
+        num_features: fewest and most columns of numbers that it reads (`config.feature_keys`), the latter None without
+            a bound; None: it does not say.
+        learns_from_feedback: what it chooses depends on `feedback`.
 
     Raises:
         DataError: the dataset is empty (E4002).
     """
 
     kind = "selector"
+    num_features: ClassVar[tuple[int, int | None] | None] = None
+    learns_from_feedback: ClassVar[bool] = False
 
     def __init__(self, data_source: DataSource | Sized, config: DataSelectorConfig) -> None:
         self.data_source = data_source
@@ -125,6 +130,7 @@ class SequentialSelector(BaseSelector):
     """Rows in the order of the dataset, from the start again in every epoch."""
 
     arguments = {}
+    num_features = (0, 0)
 
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`."""
@@ -136,6 +142,7 @@ class ShuffleSelector(BaseSelector):
     """Every row once per epoch, permuted by seed and epoch."""
 
     arguments = {}
+    num_features = (0, 0)
 
     def __init__(self, data_source: DataSource | Sized, config: DataSelectorConfig) -> None:
         super().__init__(data_source, config)
@@ -147,7 +154,7 @@ class ShuffleSelector(BaseSelector):
         epoch, place = divmod(position, self.num_rows)
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = _generator(self.seed, epoch).permutation(self.num_rows).tolist()
+            self._order = generator(self.seed, epoch).permutation(self.num_rows).tolist()
         return self._order[place]
 
 
@@ -159,13 +166,15 @@ class RandomSelector(BaseSelector):
     """
 
     arguments = {}
+    num_features = (0, 0)
 
     def row_at(self, position: int) -> int:
         """Return the row taken at `position`."""
-        return int(_generator(self.seed, position).integers(self.num_rows))
+        return int(generator(self.seed, position).integers(self.num_rows))
 
 
-def _generator(seed: int, place: int) -> Any:
+def generator(seed: int, place: int) -> Any:
+    """Return the random generator of one choice, a function of both."""
     # Imported late: the table of contents of selectors must not load numpy.
     import numpy as np
 

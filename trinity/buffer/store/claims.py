@@ -19,12 +19,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, or_, select, update
 from sqlalchemy.engine import Row
 
 from trinity.buffer.store.dialect import clock
-from trinity.buffer.store.ledger import CHUNK, Scope, chunks
-from trinity.buffer.store.tables import EXPERIENCE
+from trinity.buffer.store.scope import CHUNK, Scope, among, chunks
+from trinity.buffer.store.tables import BLOB, EXPERIENCE
 from trinity.buffer.store.types import NO_TASK, ConsumerToken
 from trinity.common.schema.sql_schema import CLAIMED, READY
 
@@ -55,7 +55,7 @@ def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease
     """
     columns = EXPERIENCE.c
     wanted = claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
-    statement = select(columns.id, columns.uid, columns.experience_bytes).order_by(columns.id)
+    statement = with_payload().order_by(columns.id)
     if limits.whole_rollouts:
         found, last = _first_rollouts(connection, wanted, n=limits.n)
         rows = _locked(connection, statement.where(columns.id <= last), wanted)
@@ -66,8 +66,15 @@ def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease
         return []
     values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
     for part in chunks([row.id for row in rows]):
-        connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
+        connection.execute(update(EXPERIENCE).where(among(columns.id, part)).values(**values))
     return rows
+
+
+def with_payload() -> Select[Any]:
+    """Return the statement for (id, uid, payload) of all rows."""
+    columns = EXPERIENCE.c
+    both = EXPERIENCE.outerjoin(BLOB, BLOB.c.id == columns.id)
+    return select(columns.id, columns.uid, BLOB.c.experience_bytes).select_from(both)
 
 
 def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:
@@ -113,7 +120,7 @@ def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]
 
     The rows are locked where the database has row locks.
     """
-    locking = statement.with_for_update(skip_locked=True)
+    locking = statement.with_for_update(skip_locked=True, of=EXPERIENCE)
     rows = [row for conditions in wanted for row in connection.execute(locking.where(*conditions))]
     return sorted(rows, key=lambda row: int(row.id))
 
@@ -130,10 +137,12 @@ def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: 
     last = 0
     with ExitStack() as stack:
         streams = [stack.enter_context(connection.execute(statement.where(*conditions))) for conditions in wanted]
-        for row in heapq.merge(*streams, key=lambda row: int(row.id)):
-            key = rollout_key(row.id, row.task_id, row.run_id)
+        # Tuples are merged by their first item, the id, which no two rows share. There are no expired claims but in
+        # need, and a value of a row by its name costs four times as much.
+        for number, task, run in heapq.merge(*(map(tuple, stream) for stream in streams)):
+            key = rollout_key(number, task, run)
             if key not in seen and len(seen) == n:
                 break
             seen.add(key)
-            last = row.id
+            last = number
     return len(seen), last

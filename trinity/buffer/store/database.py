@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.store import dialect
 from trinity.common.errors import StoreError
+from trinity.utils.database_errors import is_lost
 from trinity.utils.disk import free_mib
 from trinity.utils.log import get_logger, redact
 
@@ -121,7 +122,7 @@ class Database:
                 try:
                     transaction.commit()
                 except SQLAlchemyError as error:
-                    if mark is None or not dialect.is_lost(error) or not self._is_committed(engine, mark):
+                    if mark is None or not is_lost(error) or not self._is_committed(engine, mark):
                         raise
 
     @contextmanager
@@ -144,7 +145,7 @@ class Database:
                 connection = engine.connect()
                 break
             except SQLAlchemyError as error:
-                if not dialect.is_lost(error) or time.monotonic() >= deadline or not self.is_open:
+                if not is_lost(error) or time.monotonic() >= deadline or not self.is_open:
                     raise
                 if not is_told:
                     is_told = True
@@ -190,7 +191,7 @@ class Database:
                 "is whole; free some space and run the same command again to continue",
                 code="E5210",
             )
-        if dialect.is_lost(error):
+        if is_lost(error):
             return LostConnectionError(
                 f"{redact(self.url)} cannot be reached: {_said(error)}; start the server, or look at host, port, "
                 "user and password in buffer.trainer_input.experience_buffer.path; then run the same command again to "

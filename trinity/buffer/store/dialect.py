@@ -14,9 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, create_engine, event, func, literal, literal_column, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Float,
+    Table,
+    create_engine,
+    event,
+    func,
+    literal,
+    literal_column,
+    select,
+    text,
+)
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.elements import ColumnElement
 
 from trinity.common.errors import EnvironmentProblem, StoreError
@@ -113,6 +125,18 @@ def lock_schema(connection: Connection) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
 
+def new_ids(connection: Connection, table: Table, number: int) -> list[int]:
+    """Return ids of `number` new rows, ascending.
+
+    The transaction is one that writes.
+    """
+    if connection.dialect.name == "postgresql":
+        drawn = text("SELECT nextval(pg_get_serial_sequence(:name, 'id')) FROM generate_series(1, :number)")
+        return sorted(connection.scalars(drawn, {"name": table.name, "number": number}))
+    last = connection.scalar(select(func.max(table.c.id))) or 0
+    return list(range(last + 1, last + 1 + number))
+
+
 def begin_writing(connection: Connection) -> str | None:
     """Wait until no other process writes; return the transaction's id.
 
@@ -135,20 +159,6 @@ def outcome_of(connection: Connection, transaction: str) -> str | None:
     return status
 
 
-def is_lost(error: BaseException) -> bool:
-    """Return whether an error means that a server cannot be reached.
-
-    So it is where the server ends its connections.
-    """
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    cause = getattr(error, "orig", None) or error
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
-    is_server = type(cause).__module__.partition(".")[0] in ("psycopg", "psycopg2")
-    # Without a state: no connection was made. Class 57P: the server is shut down, was killed, or starts.
-    return is_server and isinstance(error, OperationalError) and (not state or state[:2] == "08" or state[:3] == "57P")
-
-
 def write_options() -> dict[str, Any]:
     """Return the execution options of a transaction that will write."""
     return {WRITE: True}
@@ -160,6 +170,26 @@ def clock_options(given: Callable[[], float] | None) -> dict[str, Any]:
     They are empty if `given` is None.
     """
     return {} if given is None else {CLOCK: given}
+
+
+def at_one_time(connection: Connection) -> Connection:
+    """Let all statements of a connection see one state of the database.
+
+    It has no transaction yet. In PostgreSQL each would see what others have committed until then.
+    """
+    if connection.dialect.name == "postgresql":
+        return connection.execution_options(isolation_level="REPEATABLE READ")
+    if connection.dialect.driver == "pysqlite" and not connection.in_transaction():
+        # The driver begins none for statements that read; where the store's own listener did, this does nothing.
+        connection.begin()
+        if not _has_begun(connection):
+            connection.exec_driver_sql("BEGIN")
+    return connection
+
+
+def _has_begun(connection: Connection) -> bool:
+    driver = connection.connection.driver_connection
+    return driver is not None and bool(driver.in_transaction)
 
 
 def is_full(error: BaseException) -> bool:

@@ -5,72 +5,21 @@ Each function runs inside a transaction that the store has begun.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Table,
-    and_,
-    case,
-    delete,
-    func,
-    insert,
-    inspect,
-    select,
-    union,
-    update,
-)
-from sqlalchemy.schema import CreateIndex
+from sqlalchemy import Connection, and_, case, delete, func, insert, select, union, update
 
-from trinity.buffer.store.dialect import clock, lock_schema
-from trinity.buffer.store.tables import (
-    CONSUMER,
-    EXPERIENCE,
-    PRODUCER,
-    SCHEMA,
-    SCHEMA_VERSION,
-    SNAPSHOT,
-    STEP_EXP,
-    TABLES,
-    TRAIN_STEP,
-)
+from trinity.buffer.store import fates
+from trinity.buffer.store.dialect import clock, new_ids
+from trinity.buffer.store.fates import Owner
+from trinity.buffer.store.pruning import PRUNED
+from trinity.buffer.store.scope import Scope, among, chunks
+from trinity.buffer.store.tables import BLOB, CONSUMER, EXPERIENCE, FATE, PRODUCER, SNAPSHOT, STEP_EXP, TRAIN_STEP
 from trinity.buffer.store.types import BufferCounts, ConsumerToken
 from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
-from trinity.utils.log import get_logger
-
-CHUNK = 500
-_SCHEMA_NAME = "experience_store"
-
-_logger = get_logger("buffer.store")
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The rows of one buffer in one stage of one run."""
-
-    run: str
-    stage: str
-    buffer: str
-
-    @classmethod
-    def of(cls, token: ConsumerToken) -> Scope:
-        """Return the scope that `token` may touch."""
-        return cls(token.run, token.stage, token.buffer)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The columns of the scope, for an insert."""
-        return {"run": self.run, "stage": self.stage, "buffer": self.buffer}
-
-    def where(self, table: Table) -> ColumnElement[bool]:
-        """Return the condition that a row of `table` belongs to the scope."""
-        return and_(table.c.run == self.run, table.c.stage == self.stage, table.c.buffer == self.buffer)
 
 
 @dataclass(frozen=True)
@@ -98,59 +47,30 @@ class Producers:
         return self.known > 0 and self.open == self.waiting
 
 
-def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield `items` in pieces that fit the parameter limit of a statement."""
-    for i in range(0, len(items), CHUNK):
-        yield items[i : i + CHUNK]
-
-
-def create_schema(connection: Connection) -> None:
-    """Create the tables, or verify that they are of this version.
-
-    Raises:
-        StoreError: the database was made by another version or another program (E5202).
-    """
-    lock_schema(connection)
-    names = set(inspect(connection).get_table_names())
-    if SCHEMA.name not in names and EXPERIENCE.name in names:
-        raise StoreError(
-            "the database has a table `experience` that this program did not make; choose another "
-            "buffer.trainer_input.experience_buffer.path",
-            code="E5202",
-        )
-    if SCHEMA.name not in names:
-        EXPERIENCE.metadata.create_all(connection, tables=TABLES)
-        connection.execute(insert(SCHEMA).values(name=_SCHEMA_NAME, version=SCHEMA_VERSION))
-        return
-    version = connection.scalar(select(SCHEMA.c.version).where(SCHEMA.c.name == _SCHEMA_NAME))
-    if version != SCHEMA_VERSION:
-        raise StoreError(
-            f"the database has schema version {version}, this program reads version {SCHEMA_VERSION}; use the version "
-            "of trinity that made it, or choose another buffer.trainer_input.experience_buffer.path",
-            code="E5202",
-        )
-    _add_indexes(connection)
-
-
-def _add_indexes(connection: Connection) -> None:
-    """Make the indexes that an older program did not make."""
-    inspector = inspect(connection)
-    for table in TABLES:
-        known = {index["name"] for index in inspector.get_indexes(table.name)}
-        for index in sorted(
-            (each for each in table.indexes if each.name not in known), key=lambda each: str(each.name)
-        ):
-            _logger.info("adding index %s to the experience store; a long history takes minutes, once", index.name)
-            connection.execute(CreateIndex(index, if_not_exists=True))
-
-
 def known_uids(connection: Connection, scope: Scope, *, uids: Sequence[str]) -> set[str]:
     """Return those of `uids` that the log has."""
     known: set[str] = set()
     for part in chunks(uids):
-        statement = select(EXPERIENCE.c.uid).where(scope.where(EXPERIENCE), EXPERIENCE.c.uid.in_(part))
+        statement = select(EXPERIENCE.c.uid).where(scope.where(EXPERIENCE), among(EXPERIENCE.c.uid, part))
         known.update(connection.scalars(statement))
     return known
+
+
+def add_rows(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Append rows of `experience_values` to the log.
+
+    Their payloads go into a table of their own.
+    """
+    if not rows:
+        return
+    given = [
+        {**row, "id": number} for row, number in zip(rows, new_ids(connection, EXPERIENCE, len(rows)), strict=True)
+    ]
+    blobs = [{"id": row["id"], "experience_bytes": row.pop("experience_bytes")} for row in given]
+    connection.execute(insert(EXPERIENCE), given)
+    kept = [blob for blob in blobs if blob["experience_bytes"] is not None]
+    if kept:
+        connection.execute(insert(BLOB), kept)
 
 
 def upsert_producer(connection: Connection, scope: Scope, *, producer: str, values: dict[str, Any]) -> None:
@@ -211,7 +131,7 @@ def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: i
     mine = and_(scope.where(EXPERIENCE), columns.claimed_by == consumer)
     # One search of an index each: a condition for all of them at once would read the whole log.
     later = (columns.trained_step > cut, columns.retired_step > cut)
-    lost = union(*(select(columns.id).where(mine, each, columns.experience_bytes.is_(None)) for each in later))
+    lost = union(*(select(columns.id).where(mine, each, columns.payload_bytes.is_(None)) for each in later))
     pruned = connection.scalar(select(func.count()).select_from(lost.subquery()))
     if pruned:
         raise StoreError(
@@ -221,6 +141,7 @@ def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: i
         )
     for table in (TRAIN_STEP, STEP_EXP):
         connection.execute(delete(table).where(scope.where(table), table.c.consumer == consumer, table.c.step > cut))
+    fates.take_back(connection, scope, consumer=consumer, cut=cut)
     for each in (columns.state == CLAIMED, *later):
         connection.execute(update(EXPERIENCE).where(mine, each).values(**unclaimed(scope, consumer=consumer)))
     return epoch
@@ -245,6 +166,29 @@ def unclaimed(scope: Scope, *, consumer: str) -> dict[str, Any]:
         "consumed": case((number > 0, 1), else_=0),
         "use_count": number,
     }
+
+
+def take_back(connection: Connection, scope: Scope, *, producer: str, after: int) -> int:
+    """Remove a producer's explore steps after `after`.
+
+    Return the number of rows. None are removed if a consumer has taken one of them.
+    """
+    columns = EXPERIENCE.c
+    later = and_(scope.where(EXPERIENCE), columns.producer == producer, columns.explore_step > after)
+    taken = select(func.count()).where(later, columns.claimed_by.is_not(None))
+    if finished_step(connection, scope, producer=producer) <= after or connection.scalar(taken):
+        return 0
+    waiting = select(func.count()).where(later, columns.state == READY, columns.is_first == 1)
+    pruned = select(func.count()).where(later, columns.drop_reason == PRUNED, columns.is_first == 1)
+    gone = {fates.filtered(PRUNED): -(connection.scalar(pruned) or 0)}
+    keep_snapshot(connection, scope, producer=producer, text=None, num_added=-(connection.scalar(waiting) or 0))
+    connection.execute(delete(BLOB).where(BLOB.c.id.in_(select(columns.id).where(later))))
+    number: int = connection.execute(delete(EXPERIENCE).where(later)).rowcount
+    connection.execute(delete(FATE).where(Owner.producer(producer).where(scope), FATE.c.step > after))
+    upsert_producer(connection, scope, producer=producer, values={"finished_step": after})
+    if any(gone.values()):
+        fates.add(connection, scope, fates.STORE, step=0, counts=gone)
+    return number
 
 
 def verify_token(connection: Connection, token: ConsumerToken) -> None:
@@ -275,7 +219,7 @@ def end_claims(
     for part in chunks(uids):
         statement = update(EXPERIENCE).where(
             Scope.of(token).where(EXPERIENCE),
-            EXPERIENCE.c.uid.in_(part),
+            among(EXPERIENCE.c.uid, part),
             EXPERIENCE.c.state == CLAIMED,
             EXPERIENCE.c.claimed_by == token.consumer,
         )
@@ -328,6 +272,9 @@ def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids
     )
     if uids:
         connection.execute(insert(STEP_EXP), [{**tags, "pos": pos, "uid": uid} for pos, uid in enumerate(uids)])
+    scope = Scope.of(token)
+    new = fates.num_newly_trained(connection, scope, consumer=token.consumer, step=step)
+    fates.add(connection, scope, Owner.consumer(token.consumer), step=step, counts={fates.ENDED_TRAINED: new})
 
 
 def num_waiting(connection: Connection, scope: Scope) -> int:

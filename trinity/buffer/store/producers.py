@@ -10,7 +10,8 @@ from sqlalchemy import func, select
 
 from trinity.buffer.store import ledger, staleness
 from trinity.buffer.store.database import Database, reconnecting
-from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.pruning import NewestSteps
+from trinity.buffer.store.scope import Scope
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
 from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
 
@@ -104,6 +105,24 @@ class ProducerBoard:
             found = staleness.enter_batch(connection, Scope(run, stage, buffer), **place)
         self._notify()
         return found
+
+    @reconnecting
+    def take_back(self, buffer: str, producer: str, *, run: str, after: int, stage: str = "") -> int:
+        """Remove what `producer` appended in explore steps after `after`.
+
+        Return the number of experiences. None are removed if a consumer has taken one of them.
+        """
+        with self._database.write() as connection:
+            return ledger.take_back(connection, Scope(run, stage, buffer), producer=producer, after=after)
+
+    @reconnecting
+    def prune_waiting(self, buffer: str, producer: str, newest: NewestSteps, *, run: str, stage: str = "") -> int:
+        """Drop what `producer` appended long ago, where nobody takes it.
+
+        Return the number of experiences.
+        """
+        with self._database.write() as connection:
+            return newest.prune(connection, Scope(run, stage, buffer), producer=producer)
 
     @reconnecting
     def producers(self, buffer: str, *, run: str, stage: str = "") -> dict[str, bool]:

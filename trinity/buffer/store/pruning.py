@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, update
 
-from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.tables import EXPERIENCE
+from trinity.buffer.store import fates
+from trinity.buffer.store.scope import Scope, among, chunks
+from trinity.buffer.store.tables import BLOB, EXPERIENCE
 from trinity.buffer.store.types import ConsumerToken
-from trinity.common.schema.sql_schema import DROPPED, TRAINED
+from trinity.common.schema.sql_schema import DROPPED, READY, TRAINED
 from trinity.utils.log import get_logger
 
 GIB = 1 << 30
+PRUNED = "pruned"
 
 # A sum: for the column itself SQLite may search the index of all trained rows, and not that of those with a payload.
 _STEP = EXPERIENCE.c.trained_step + 0
@@ -58,8 +60,7 @@ class Keeping:
             return 0
         number = 0
         for rows in spent:
-            gone = update(EXPERIENCE).where(rows, last >= _STEP).values(experience_bytes=None)
-            number += connection.execute(gone).rowcount
+            number += _forget(connection, and_(rows, last >= _STEP), {})
         sizes.update({step: -size for step, size in sizes.items() if step <= last})
         self._tell(last)
         return number
@@ -84,10 +85,65 @@ class Keeping:
             )
 
 
+class NewestSteps:
+    """Says which explore steps of a producer stay that nobody trains on.
+
+    The oldest go first; the newest always stays.
+
+    Args:
+        limit: bytes of their payloads, at most; None: all stay.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._sizes: Counter[int] | None = None
+
+    def prune(self, connection: Connection, scope: Scope, *, producer: str) -> int:
+        """Drop the oldest waiting experiences beyond the limit.
+
+        Return their number. Their texts and rewards stay.
+        """
+        if self.limit is None:
+            return 0
+        columns = EXPERIENCE.c
+        own = and_(scope.where(EXPERIENCE), columns.producer == producer, columns.state == READY)
+        newest = -1 if self._sizes is None else max(self._sizes, default=-1)
+        size = func.coalesce(func.sum(columns.payload_bytes), 0)
+        found = select(columns.explore_step, size).where(own, columns.explore_step > newest)
+        sizes = Counter[int]() if self._sizes is None else self._sizes
+        sizes.update({int(row[0]): int(row[1]) for row in connection.execute(found.group_by(columns.explore_step))})
+        self._sizes = sizes
+        gone = []
+        for step in sorted(sizes)[:-1]:
+            if sizes.total() <= self.limit:
+                break
+            gone.append(step)
+            del sizes[step]
+        if not gone:
+            return 0
+        rows = and_(own, columns.explore_step <= gone[-1])
+        rollouts = connection.scalar(select(func.count()).where(rows, columns.is_first == 1)) or 0
+        fates.add(connection, scope, fates.STORE, step=0, counts={fates.filtered(PRUNED): rollouts})
+        return _forget(connection, rows, {"state": DROPPED, "drop_reason": PRUNED})
+
+
+def _forget(connection: Connection, rows: ColumnElement[bool], values: dict[str, str]) -> int:
+    """Delete the payloads of rows and set columns of theirs.
+
+    Return the number of rows.
+    """
+    gone = connection.scalars(select(EXPERIENCE.c.id).where(rows)).all()
+    for part in chunks(gone):
+        connection.execute(delete(BLOB).where(among(BLOB.c.id, part)))
+        mine = among(EXPERIENCE.c.id, part)
+        connection.execute(update(EXPERIENCE).where(mine).values(**values, payload_bytes=None))
+    return len(gone)
+
+
 def _held(token: ConsumerToken) -> ColumnElement[bool]:
     columns = EXPERIENCE.c
     own = and_(Scope.of(token).where(EXPERIENCE), columns.claimed_by == token.consumer)
-    return and_(own, columns.experience_bytes.is_not(None), columns.trained_step.is_not(None))
+    return and_(own, columns.payload_bytes.is_not(None), columns.trained_step.is_not(None))
 
 
 def _spent(up_to_step: int, *, is_reused: bool) -> list[ColumnElement[bool]]:
@@ -106,5 +162,5 @@ def _spent(up_to_step: int, *, is_reused: bool) -> list[ColumnElement[bool]]:
 
 def _sizes(connection: Connection, rows: ColumnElement[bool]) -> dict[int, int]:
     """Return the bytes of the rows' payloads by the step that used them last."""
-    size = func.sum(func.length(EXPERIENCE.c.experience_bytes))
+    size = func.sum(EXPERIENCE.c.payload_bytes)
     return {int(row[0]): int(row[1]) for row in connection.execute(select(_STEP, size).where(rows).group_by(_STEP))}

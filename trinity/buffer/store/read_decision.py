@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from trinity.buffer.store import claims, ledger
 from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database
-from trinity.buffer.store.ledger import Scope
 from trinity.buffer.store.replay import Held, Replay, held, most_claimable
+from trinity.buffer.store.scope import Scope
 from trinity.buffer.store.types import ConsumerToken
 
 

@@ -21,10 +21,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, select, update
 
 from trinity.buffer.priority import PriorityFunction, ReplayItem
-from trinity.buffer.store import claims, ledger
+from trinity.buffer.store import claims, fates, ledger
 from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.dialect import clock
-from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.fates import Owner
+from trinity.buffer.store.scope import CHUNK, Scope, among, chunks
 from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
 from trinity.buffer.store.types import ConsumerToken
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, TRAINED
@@ -115,7 +116,7 @@ def held(
     rows = [
         tuple(row)  # a value of a row by its name costs four times as much, and there are a thousand rows
         for conditions in (*new, _used(scope, consumer=consumer))
-        for row in connection.execute(statement.where(*conditions, columns.experience_bytes.is_not(None)))
+        for row in connection.execute(statement.where(*conditions, columns.payload_bytes.is_not(None)))
     ]
     rollouts: dict[tuple[Any, Any], BufferedRollout] = {}
     for number, task, run, version, use_count, reward, trained_step, state in sorted(rows):
@@ -142,7 +143,7 @@ def most_claimable(connection: Connection, token: ConsumerToken, limits: Limits,
     last_cool = _last_cool(connection, scope, consumer=consumer, replay=replay)
     cooled = (*_used(scope, consumer=consumer), columns.trained_step <= last_cool)
     statement = select(columns.id, columns.task_id, columns.run_id).where(*cooled)
-    with connection.execute(statement.execution_options(yield_per=ledger.CHUNK)) as rows:
+    with connection.execute(statement.execution_options(yield_per=CHUNK)) as rows:
         for row in rows:
             if new + len(seen) >= n:
                 break
@@ -157,7 +158,7 @@ def _used(scope: Scope, *, consumer: str) -> list[ColumnElement[bool]]:
     """
     columns = EXPERIENCE.c
     mine = (scope.where(EXPERIENCE), columns.claimed_by == consumer, columns.state == TRAINED)
-    held = (columns.experience_bytes.is_not(None), columns.trained_step.is_not(None))
+    held = (columns.payload_bytes.is_not(None), columns.trained_step.is_not(None))
     return [*mine, columns.retired_step.is_(None), *held]
 
 
@@ -204,9 +205,9 @@ def claim(
     columns = EXPERIENCE.c
     values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
     rows: dict[int, Any] = {}
-    for part in ledger.chunks(ids):
-        connection.execute(update(EXPERIENCE).where(columns.id.in_(part)).values(**values))
-        wanted = select(columns.id, columns.uid, columns.experience_bytes).where(columns.id.in_(part))
+    for part in chunks(ids):
+        connection.execute(update(EXPERIENCE).where(among(columns.id, part)).values(**values))
+        wanted = claims.with_payload().where(among(columns.id, part))
         rows.update({row.id: row for row in connection.execute(wanted)})
     return [rows[number] for number in ids], sum(len(rollout.ids) for rollout in have.evicted)
 
@@ -220,9 +221,12 @@ def _let_go(connection: Connection, token: ConsumerToken, have: Held) -> None:
     new = [number for rollout in have.evicted if rollout.is_new for number in rollout.ids]
     old = [n for rollout in (*have.evicted, *have.spent) if not rollout.is_new for n in rollout.ids]
     dropped = {"state": DROPPED, "drop_reason": EVICTED, "claimed_by": token.consumer, "trained_step": step}
+    if new:
+        counts = {fates.of_drop(EVICTED): fates.num_first_unused(connection, new)}
+        fates.add(connection, Scope.of(token), Owner.consumer(token.consumer), step=step, counts=counts)
     for ids, values in ((new, dropped), (old, {"retired_step": step})):
-        for part in ledger.chunks(ids):
-            connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id.in_(part)).values(**values))
+        for part in chunks(ids):
+            connection.execute(update(EXPERIENCE).where(among(EXPERIENCE.c.id, part)).values(**values))
 
 
 def retire(connection: Connection, token: ConsumerToken, *, uids: Sequence[str]) -> list[str]:
@@ -234,8 +238,8 @@ def retire(connection: Connection, token: ConsumerToken, *, uids: Sequence[str])
     known: set[str] = set()
     columns = EXPERIENCE.c
     mine = and_(Scope.of(token).where(EXPERIENCE), columns.state == CLAIMED, columns.claimed_by == token.consumer)
-    for part in ledger.chunks(uids):
-        used = and_(mine, columns.uid.in_(part), columns.use_count > 0)
+    for part in chunks(uids):
+        used = and_(mine, among(columns.uid, part), columns.use_count > 0)
         known.update(connection.scalars(select(columns.uid).where(used)))
         values = {"state": TRAINED, "retired_step": step, "lease_until": None}
         connection.execute(update(EXPERIENCE).where(used).values(**values))

@@ -25,7 +25,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select
 
 from trinity.buffer.store import ledger
-from trinity.buffer.store.ledger import Scope
+from trinity.buffer.store.scope import Scope
 from trinity.buffer.store.tables import CONSUMER, EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP
 from trinity.buffer.store.types import NO_TASK
 from trinity.common.schema.sql_schema import CLAIMED, READY

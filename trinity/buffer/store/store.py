@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
-from trinity.buffer.store import claims, ledger, replay
+from trinity.buffer.store import claims, fates, ledger, replay, schema
 from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.database import Database, reconnecting
-from trinity.buffer.store.ledger import Scope
-from trinity.buffer.store.producers import POLL_S, ProducerBoard
+from trinity.buffer.store.fates import STORE, Owner
+from trinity.buffer.store.producers import POLL_S
 from trinity.buffer.store.pruning import Keeping
+from trinity.buffer.store.queries import StoreQueries
 from trinity.buffer.store.read_decision import decide_read
 from trinity.buffer.store.replay import Replay
-from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
-from trinity.buffer.store.types import AppendResult, Batch, BufferCounts, ConsumerToken, num_rollouts
+from trinity.buffer.store.scope import Scope, among, chunks
+from trinity.buffer.store.tables import BLOB, EXPERIENCE
+from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Fates, num_rollouts
 from trinity.buffer.store.validation import prepare
-from trinity.common.errors import DataError, StarvedError, StoreError
+from trinity.common.errors import DataError, EnvironmentProblem, StarvedError, StoreError
 from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
 from trinity.common.schema.sql_schema import DROPPED, READY
@@ -28,11 +30,15 @@ from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger, redact
 
 LEASE_S = 3600.0
+UNREADABLE = "unreadable"
 
 _logger = get_logger("buffer.store")
 
 
-class ExperienceStore(ProducerBoard):
+SETTING = "buffer.trainer_input.experience_buffer.path"  # as the messages of this package call it
+
+
+class ExperienceStore(StoreQueries):
     """One transactional log of experiences in SQLite or PostgreSQL.
 
     Safe to use from many threads. The states of its rows are in `claims`, with reuse in `replay`.
@@ -46,6 +52,7 @@ class ExperienceStore(ProducerBoard):
         capacity: experiences that wait to be trained, beyond which `wait_for_room` waits; None: any number.
         replay: how trained experiences are used again; None: each is trained once.
         clock: seconds since 1970, for leases and pauses; None: the clock of the database.
+        setting: where the place was written, a key or an option, for messages.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class ExperienceStore(ProducerBoard):
         capacity: int | None = None,
         replay: Replay | None = None,
         clock: Callable[[], float] | None = None,
+        setting: str = SETTING,
     ) -> None:
         super().__init__(Database(url, busy_timeout_s=busy_timeout_s, clock=clock), capacity=capacity)
         self.url = url
@@ -66,6 +74,7 @@ class ExperienceStore(ProducerBoard):
         self.backup = backup
         self.max_experience_bytes = max_experience_bytes
         self.replay = replay
+        self.setting = setting
 
     def open(self) -> ExperienceStore:
         """Open or create the database; return the store.
@@ -78,13 +87,16 @@ class ExperienceStore(ProducerBoard):
         """
         if self._database.is_open:
             return self
-        self._database.open()
         try:
+            self._database.open()
             with self._database.write() as connection:
-                ledger.create_schema(connection)
-        except StoreError:
+                schema.create_schema(connection)
+        except (StoreError, EnvironmentProblem) as error:
             self.close()
-            raise
+            if self.setting == SETTING:
+                raise
+            text = str(error.args[0]).replace(f"{SETTING} or checkpoint_root_dir", SETTING)
+            raise type(error)(text.replace(SETTING, self.setting), code=error.code) from error
         return self
 
     def close(self) -> None:
@@ -114,32 +126,37 @@ class ExperienceStore(ProducerBoard):
         explore_step: int,
         stage: str = "",
         snapshot: str | None = None,
+        counts: Mapping[str, int] | None = None,
     ) -> AppendResult:
         """Append the experiences of an explore step and finish the step.
 
         Both happen in one transaction. Rows are sorted by id. A step that the producer has already finished stays as it
         is: what was explored again may differ in turns and tasks, and would be trained in addition. Ids that the log
-        has are left out. An empty list records an empty step. A `snapshot` of the producer is kept with the step.
+        has are left out. An empty list records an empty step. A `snapshot` of the producer is kept with the step, and
+        what became of the step's rollouts: `counts`, by fate, of all that it issued; None: of these alone.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
-            StoreError: the database cannot be written.
+            StoreError: the database cannot be written, or the fates of rollouts do not add up (E5213).
         """
-        scope = Scope(run, stage, buffer)
+        scope, owner = Scope(run, stage, buffer), Owner.producer(producer)
         tags = {**scope.values, "producer": producer, "explore_step": explore_step}
         ordered, rows = prepare(experiences, tags, max_bytes=self.max_experience_bytes)
         uids = [row["uid"] for row in rows]
         with self._database.write() as connection:
             if explore_step <= ledger.finished_step(connection, scope, producer=producer):
-                return AppendResult(0, len(rows))
+                own = fates.until(connection, scope, owner, step=explore_step)
+                return AppendResult(0, len(rows), fates=fates.of_buffer(connection, scope, own=own))
             known = ledger.known_uids(connection, scope, uids=uids)
             new = [row for row in rows if row["uid"] not in known]
-            if new:
-                connection.execute(insert(EXPERIENCE), new)
+            ledger.add_rows(connection, new)
             ledger.upsert_producer(connection, scope, producer=producer, values={"finished_step": explore_step})
             ready = {row["uid"] for row in new if row["state"] == READY}
             added = num_rollouts([experience for experience in ordered if experience.eid.uid in ready])
             ledger.keep_snapshot(connection, scope, producer=producer, text=snapshot, num_added=added)
+            ended = fates.appended(rows, known=known, given=counts)
+            own = fates.add(connection, scope, owner, step=explore_step, counts=ended)
+            found = fates.of_buffer(connection, scope, own=own)
             failpoint("store.append.before_commit")
         failpoint("store.append.after_commit")
         if self.backup is not None:
@@ -148,37 +165,29 @@ class ExperienceStore(ProducerBoard):
         oversize = sum(1 for row in new if row["state"] == DROPPED)
         if oversize:
             _logger.warning("%d experiences above %d bytes were set aside", oversize, self.max_experience_bytes)
-        return AppendResult(len(new) - oversize, len(rows) - len(new), oversize)
+        return AppendResult(len(new) - oversize, len(rows) - len(new), oversize, found)
 
-    @reconnecting
-    def last_trainer(self, buffer: str, *, run: str, stage: str = "") -> str | None:
-        """Return the consumer that committed the newest training step.
+    def complete_backup(
+        self, buffer: str, *, run: str, producer: str, stage: str = "", backup: JSONBackup | None = None
+    ) -> int:
+        """Append to a text copy what is only in the log.
 
-        Return None before the first. A consumer's uses belong to its name, so its work is continued under this name.
-        """
-        steps = TRAIN_STEP.c
-        known = select(steps.consumer).where(Scope(run, stage, buffer).where(TRAIN_STEP))
-        with self._database.read() as connection:
-            name: str | None = connection.scalar(known.order_by(steps.committed_at.desc()).limit(1))
-            return name
-
-    def complete_backup(self, buffer: str, *, run: str, producer: str, stage: str = "") -> int:
-        """Append to the text copy what is only in the log.
-
-        This is needed where a run ended between writing the log and its copy. Return the number of lines.
+        It is that of the store unless `backup` is given. This is needed where a run ended between writing the log and
+        its copy. Return the number of lines.
 
         Raises:
             StoreError: the log or the copy cannot be used.
         """
-        if self.backup is None:
+        backup = backup or self.backup
+        if backup is None:
             return 0
-        known, rows = self.backup.known_uids(), EXPERIENCE.c
+        known, rows = backup.known_uids(), EXPERIENCE.c
         own = Scope(run, stage, buffer).where(EXPERIENCE) & (rows.producer == producer)
         with self._database.read() as connection:
             there = connection.execute(select(rows.id, rows.uid).where(own).order_by(rows.id))
             missing = [row.id for row in there if row.uid not in known]
-            payloads = (connection.scalar(select(rows.experience_bytes).where(rows.id == id_)) for id_ in missing)
-            return self.backup.write(Experience.deserialize(payload) for payload in payloads if payload is not None)
+            payloads = (connection.scalar(select(BLOB.c.experience_bytes).where(BLOB.c.id == id_)) for id_ in missing)
+            return backup.write(Experience.deserialize(payload) for payload in payloads if payload is not None)
 
     @reconnecting
     def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
@@ -239,7 +248,8 @@ class ExperienceStore(ProducerBoard):
         experiences = []
         for row in claimed:
             try:
-                experiences.append(Experience.deserialize(row.experience_bytes, max_bytes=self.max_experience_bytes))
+                payload = row.experience_bytes or b""
+                experiences.append(Experience.deserialize(payload, max_bytes=self.max_experience_bytes))
             except DataError as error:
                 self._set_aside(token, [r.id for r in claimed], bad=row.id)
                 raise DataError(
@@ -263,20 +273,25 @@ class ExperienceStore(ProducerBoard):
         self._notify()
 
     @reconnecting
-    def commit_step(self, token: ConsumerToken, step: int, uids: Sequence[str]) -> None:
+    def commit_step(self, token: ConsumerToken, step: int, uids: Sequence[str]) -> Fates:
         """Record that training step `step` used `uids`, in that order.
 
-        The experiences must be claimed.
+        The experiences must be claimed. Return what became of the buffer's rollouts; `own` is of this consumer.
 
         Raises:
-            StoreError: fenced (E5203), a row is not claimed (E5204), or another commit of that step (E5207).
+            StoreError: fenced (E5203), a row is not claimed (E5204), another commit of that step (E5207), or the fates
+                of rollouts do not add up (E5213).
         """
+        scope = Scope.of(token)
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
             ledger.commit_step(connection, token, step=step, uids=uids)
+            own = fates.until(connection, scope, Owner.consumer(token.consumer), step=step)
+            found = fates.of_buffer(connection, scope, own=own)
             failpoint("store.commit_step.before_commit")
         failpoint("store.commit_step.after_commit")
         self._notify()
+        return found
 
     @reconnecting
     def drop(self, token: ConsumerToken, uids: Sequence[str], reason: str) -> None:
@@ -294,16 +309,9 @@ class ExperienceStore(ProducerBoard):
             new = uids if self.replay is None else replay.retire(connection, token, uids=uids)
             values = {"state": DROPPED, "drop_reason": reason, "trained_step": step, "lease_until": None}
             ledger.end_claims(connection, token, uids=new, values=values, what="drop")
+            ended = {fates.of_drop(reason): fates.num_first(connection, Scope.of(token), uids=new)}
+            fates.add(connection, Scope.of(token), Owner.consumer(token.consumer), step=step, counts=ended)
         self._notify()
-
-    @reconnecting
-    def step_uids(self, token: ConsumerToken, step: int) -> list[str] | None:
-        """Return the ids that a committed training step used, in order.
-
-        Return None if the step is not committed.
-        """
-        with self._database.read() as connection:
-            return ledger.step_uids(connection, token, step=step)
 
     @reconnecting
     def prune(self, token: ConsumerToken, up_to_step: int) -> int:
@@ -315,15 +323,6 @@ class ExperienceStore(ProducerBoard):
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
             return self.keeping.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
-
-    @reconnecting
-    def counts(self, buffer: str, run: str, stage: str = "") -> BufferCounts:
-        """Return the number of experiences by state.
-
-        Their sum is the number generated.
-        """
-        with self._database.read() as connection:
-            return ledger.counts(connection, Scope(run, stage, buffer))
 
     def read_batch(
         self, token: ConsumerToken, n: int, *, timeout_s: float, trained_version: int | None = None
@@ -377,9 +376,11 @@ class ExperienceStore(ProducerBoard):
     @reconnecting
     def _set_aside(self, token: ConsumerToken, ids: list[int], *, bad: int) -> None:
         ready = ledger.unclaimed(Scope.of(token), consumer=token.consumer)
-        dropped = {"state": DROPPED, "drop_reason": "unreadable", "lease_until": None}
+        dropped = {"state": DROPPED, "drop_reason": UNREADABLE, "lease_until": None}
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            for part in ledger.chunks([i for i in ids if i != bad]):
-                connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id.in_(part)).values(**ready))
+            for part in chunks([i for i in ids if i != bad]):
+                connection.execute(update(EXPERIENCE).where(among(EXPERIENCE.c.id, part)).values(**ready))
+            lost = fates.num_first_unused(connection, [bad])
+            fates.add(connection, Scope.of(token), STORE, step=0, counts={fates.failed(UNREADABLE): lost})
             connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad).values(**dropped))

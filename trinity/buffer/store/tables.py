@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Float, Index, Integer, String, Table, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from trinity.common.schema.sql_schema import Base, ExperienceModel
+from trinity.common.schema.sql_schema import Base, ExperienceBlobModel, ExperienceModel
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 4
 NO_ROOM = 2**31 - 1
 
 
@@ -127,6 +127,29 @@ class StepExperienceModel(Base):
     __table_args__ = (Index("ix_step_exp_uid", "run", "stage", "buffer", "consumer", "uid"),)
 
 
+class FateModel(Base):
+    """What became of rollouts, counted by those who know it (see `fates`).
+
+    Attributes:
+        side: `producer`, `consumer` or `store`.
+        owner: name of the producer or consumer; empty for the store.
+        step: explore step of a producer, training step of a consumer, 0 for the store.
+        fate: `issued`, `trained`, `stale`, `filtered/<operator>` or `failed/<kind>`.
+        rollouts: of this fate in all steps of the owner until this one.
+    """
+
+    __tablename__ = "fate"
+
+    run: Mapped[str] = mapped_column(String(256), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(128), primary_key=True)
+    buffer: Mapped[str] = mapped_column(String(128), primary_key=True)
+    side: Mapped[str] = mapped_column(String(16), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(128), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    fate: Mapped[str] = mapped_column(String(256), primary_key=True)
+    rollouts: Mapped[int] = mapped_column(Integer)
+
+
 def _table(model: type[Base]) -> Table:
     table = model.__table__
     assert isinstance(table, Table), f"{model.__name__} is not mapped to a table"
@@ -134,10 +157,12 @@ def _table(model: type[Base]) -> Table:
 
 
 EXPERIENCE = _table(ExperienceModel)
+BLOB = _table(ExperienceBlobModel)
 SCHEMA = _table(SchemaModel)
 PRODUCER = _table(ProducerModel)
 SNAPSHOT = _table(SnapshotModel)
 CONSUMER = _table(ConsumerModel)
 TRAIN_STEP = _table(TrainStepModel)
 STEP_EXP = _table(StepExperienceModel)
-TABLES = (EXPERIENCE, SCHEMA, PRODUCER, SNAPSHOT, CONSUMER, TRAIN_STEP, STEP_EXP)
+FATE = _table(FateModel)
+TABLES = (EXPERIENCE, BLOB, SCHEMA, PRODUCER, SNAPSHOT, CONSUMER, TRAIN_STEP, STEP_EXP, FATE)

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from trinity.common.experience import EID, Experience
 
 NO_TASK = EID().tid
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What became of the rollouts of a buffer.
+
+    `issued` is the sum of `ended` and `waiting`.
+
+    Attributes:
+        issued: rollouts whose attempt was begun for training, in explore steps that are finished.
+        ended: rollouts that wait no more, by fate: `trained`, `stale`, `filtered/<operator>`, `failed/<kind>`.
+        waiting: rollouts in the log that no training step has used yet.
+        own: of these numbers, those that the caller has counted, until the step of the call.
+    """
+
+    issued: int
+    ended: Mapping[str, int]
+    waiting: int
+    own: Mapping[str, int] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers as metrics: `fate/...` and `perf/fate/waiting`.
+
+        The first are the caller's own.
+
+        What waits depends on how fast explorer and trainer are, as everything under `perf/`.
+        """
+        own = {f"fate/{name}": float(number) for name, number in self.own.items()}
+        return own | {"perf/fate/waiting": float(self.waiting)}
+
+    def __str__(self) -> str:
+        ended = sorted(self.ended.items(), key=lambda item: (item[0] != "trained", item[0]))
+        parts = [f"{number} {name}" for name, number in ended if number or name == "trained"]
+        return f"{self.issued} issued = " + " + ".join([*parts, f"{self.waiting} waiting"])
 
 
 @dataclass(frozen=True)
@@ -19,11 +53,13 @@ class AppendResult:
         appended: experiences that are now ready.
         duplicates: experiences left out: the store has their step, or them.
         quarantined: experiences above the size limit, recorded as dropped (`oversize`).
+        fates: of the buffer's rollouts after it; `own` are those of the producer until this step.
     """
 
     appended: int
     duplicates: int
     quarantined: int = 0
+    fates: Fates = Fates(0, {}, 0)
 
 
 @dataclass(frozen=True)
@@ -81,3 +117,13 @@ def num_rollouts(experiences: Sequence[Experience]) -> int:
     """
     named = {e.eid.rid for e in experiences if e.eid.tid != NO_TASK}
     return len(named) + sum(e.eid.tid == NO_TASK for e in experiences)
+
+
+def rollout_keys(experiences: Sequence[Experience]) -> set[str]:
+    """Return what tells the rollouts apart, which the log counts one by one."""
+    return {rollout_key(experience) for experience in experiences}
+
+
+def rollout_key(experience: Experience) -> str:
+    """Return the key that a rollout's experiences share (`num_rollouts`)."""
+    return experience.eid.rid if experience.eid.tid != NO_TASK else experience.eid.uid

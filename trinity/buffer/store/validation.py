@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from trinity.buffer.store.types import rollout_key
 from trinity.common.errors import DataError
 from trinity.common.experience import EID, Experience
-from trinity.common.schema.sql_schema import experience_values
+from trinity.common.schema.sql_schema import READY, experience_values
 
 
 def prepare(
@@ -18,21 +19,35 @@ def prepare(
 ) -> tuple[list[Experience], list[dict[str, Any]]]:
     """Return the experiences sorted by id, and their rows with `tags`.
 
+    One row of each rollout `is_first`: the first that can be trained, else the first.
+
     Raises:
         DataError: a reward is not a finite number (E5106), two experiences have one id (E5105), or a value
             cannot be stored (E5102).
     """
-    ordered = sorted(experiences, key=lambda experience: _order(experience.eid))
-    for before, after in itertools.pairwise(ordered):
-        if before.eid.uid == after.eid.uid:
+    ordered = in_order(experiences)
+    for before, after in itertools.pairwise([experience.eid.uid for experience in ordered]):
+        if before == after:
             raise DataError(
-                f"two experiences of one append have the id {after.eid.uid}; give every turn of a rollout its own "
-                "eid.step",
+                f"two experiences of one append have the id {after}; give every turn of a rollout its own eid.step",
                 code="E5105",
             )
     for experience in ordered:
         _check_reward(experience)
-    return ordered, [{**experience_values(experience, max_bytes=max_bytes), **tags} for experience in ordered]
+    rows = [{**experience_values(experience, max_bytes=max_bytes), **tags, "is_first": 0} for experience in ordered]
+    first: dict[str, dict[str, Any]] = {}
+    for experience, row in zip(ordered, rows, strict=True):
+        key = rollout_key(experience)
+        if key not in first or (first[key]["state"] != READY and row["state"] == READY):
+            first[key] = row
+    for row in first.values():
+        row["is_first"] = 1
+    return ordered, rows
+
+
+def in_order(experiences: Sequence[Experience]) -> list[Experience]:
+    """Return the experiences sorted by id, as the log has them."""
+    return sorted(experiences, key=lambda experience: _order(experience.eid))
 
 
 def _order(eid: EID) -> tuple[Any, ...]:

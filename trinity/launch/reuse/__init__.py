@@ -1,0 +1,1 @@
+"""Stored experiences of a finished run, used again."""

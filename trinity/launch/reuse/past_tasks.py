@@ -1,0 +1,124 @@
+"""The tasks of stored rollouts, read again from the run's taskset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trinity.common.config import Config
+from trinity.common.config.resolved import training_tasksets
+from trinity.common.errors import ConfigError, DataError
+from trinity.common.experience import Experience
+from trinity.common.workflows.customized_math_workflows import AsyncMathBoxedWorkflow, MathBoxedWorkflow
+from trinity.common.workflows.simple_mm_workflow import AsyncSimpleMMWorkflow
+from trinity.common.workflows.task import Task
+from trinity.common.workflows.workflow import AsyncSimpleWorkflow, SimpleWorkflow
+from trinity.explorer.assembly import build_reader
+
+_SCORING_RUNS = (
+    SimpleWorkflow.run,
+    MathBoxedWorkflow.run,
+    AsyncSimpleWorkflow.run_async,
+    AsyncMathBoxedWorkflow.run_async,
+    AsyncSimpleMMWorkflow.run_async,
+)
+"""What gives every response the sum of its `scores` as reward, and asks nobody else for it."""
+
+
+def rewards_are_scores(kind: type) -> bool:
+    """Return whether rewards follow from each response alone."""
+    if not issubclass(kind, SimpleWorkflow) or "auxiliary_model" in kind.needs:
+        return False
+    run = kind.run_async if kind.is_async else kind.run
+    return run in _SCORING_RUNS and kind.score is SimpleWorkflow.score
+
+
+class PastTasks:
+    """The tasksets of a run of the past.
+
+    Args:
+        config: of the run.
+        fingerprints: of the rows that it explored, by number of the taskset, where they are known.
+
+    Raises:
+        ConfigError: the run explored no taskset (E1925).
+        DataError: the rows are others now (E4073), or cannot be read.
+    """
+
+    def __init__(self, config: Config, fingerprints: Mapping[int, str]) -> None:
+        if not training_tasksets(config):
+            raise ConfigError(
+                "the run has no taskset (buffer.explorer_input.taskset): prompts and truths of its rollouts are not "
+                "known here",
+                code="E1925",
+            )
+        self._readers = build_reader(config).by_number
+        for number, reader in self._readers.items():
+            if fingerprints.get(number, reader.fingerprint) != reader.fingerprint:
+                raise DataError(
+                    f"the rows of the taskset {reader.config.name!r} are not those of the run: they changed since its "
+                    "newest checkpoint, and a rollout would be taken for that of another row; restore them",
+                    code="E4073",
+                )
+        self._last: tuple[tuple[int, int], Task] | None = None
+        self._made: tuple[tuple[tuple[int, int], type], SimpleWorkflow] | None = None
+
+    def workflow(self, experience: Experience) -> SimpleWorkflow:
+        """Return the workflow of a rollout's task, without a model.
+
+        Raises:
+            DataError: the rollout names no row of the taskset (E4073).
+            ConfigError: its workflow makes prompts and rewards itself (E1925).
+        """
+        kind = self._task(experience)[1].workflow
+        if not issubclass(kind, SimpleWorkflow):
+            raise ConfigError(
+                f"the workflow {kind.__name__} makes its prompts itself: its rollouts cannot be used again so",
+                code="E1925",
+            )
+        return self._of(experience, kind)
+
+    def scorer(self, experience: Experience, *, is_reward_given: bool) -> SimpleWorkflow:
+        """Return what scores a rollout's responses, without a model.
+
+        Args:
+            experience: of the rollout.
+            is_reward_given: the user names a reward function, so that it scores what any workflow's model said.
+
+        Raises:
+            DataError: the rollout names no row of the taskset (E4073).
+            ConfigError: the rewards of its workflow do not follow from each response alone (E1925).
+        """
+        kind = self._task(experience)[1].workflow
+        if rewards_are_scores(kind):
+            return self._of(experience, kind)
+        if is_reward_given:
+            return self._of(experience, SimpleWorkflow)
+        raise ConfigError(
+            f"the workflow {kind.__name__} gives its rewards itself, or asks a judge or another model for them: they "
+            "do not follow from a stored response; name a reward function that scores each response, with --reward",
+            code="E1925",
+        )
+
+    def _task(self, experience: Experience) -> tuple[tuple[int, int], Task]:
+        """Return number of the taskset and of the row, and the task."""
+        place = experience.info.get("task_index") or {}
+        number, index = place.get("taskset_id", min(self._readers)), place.get("index")
+        reader = self._readers.get(number)
+        if reader is None or not isinstance(index, int) or not 0 <= index < len(reader):
+            names = ", ".join(f"{each.config.name!r} ({len(each)} rows)" for each in self._readers.values())
+            raise DataError(
+                f"experience {experience.eid.uid} names no row of the run's tasksets, {names}: only rollouts of a "
+                "taskset that is still there can be used again so",
+                code="E4073",
+            )
+        if self._last is None or self._last[0] != (number, index):
+            self._last = (number, index), reader.task(index)
+        return self._last
+
+    def _of(self, experience: Experience, kind: type[SimpleWorkflow]) -> SimpleWorkflow:
+        place, task = self._task(experience)
+        if self._made is None or self._made[0] != (place, kind):
+            model: Any = None  # neither prompt nor reward asks for it
+            self._made = (place, kind), kind(task=task, model=model)
+        return self._made[1]

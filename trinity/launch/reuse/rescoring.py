@@ -1,0 +1,214 @@
+"""`trinity rescore`: stored rollouts with another reward.
+
+The tasks are read again from the run's taskset, since a reward function asks for their truth. Operators of the
+experience pipeline that need nothing else are applied again. Advantages that compare rollouts are computed anew; those
+that the trainer computes are left to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.buffer.operators import build_operators
+from trinity.buffer.operators.experience_operator import ExperienceOperator, ExperienceOperatorV1
+from trinity.buffer.records import Records
+from trinity.buffer.store import ExperienceStore
+from trinity.common.config import Config
+from trinity.common.errors import ConfigError, DataError, EnvironmentProblem
+from trinity.common.experience import Experience, group_by
+from trinity.common.rewards.reward_fn import RewardError
+from trinity.common.schema.sql_schema import ExperienceModel
+from trinity.explorer.advantage_inputs import COMPONENTS_KEY, needed_inputs
+from trinity.explorer.assembly import build_advantage_fn
+from trinity.launch.reuse.past_run import PastRun, refuse_other_keys
+from trinity.launch.reuse.past_tasks import PastTasks
+from trinity.runtime.event_loop import run_event_loop
+from trinity.utils.log import get_logger, redact
+from trinity.utils.plugin_loader import load_plugins
+
+logger = get_logger("launch")
+
+REWARD = "buffer.explorer_input.taskset.default_reward_fn_type"
+REWARD_ARGS = "buffer.explorer_input.taskset.reward_fn_args"
+OPERATORS = "data_processor.experience_pipeline.operators"
+EFFECTIVE = (REWARD_ARGS, "algorithm.advantage_fn", "algorithm.advantage_fn_args", OPERATORS)
+PROVENANCE = "rescored"
+BASES = (ExperienceOperator, ExperienceOperatorV1)
+
+
+@dataclass
+class Rescored:
+    """What became of stored rollouts with another reward.
+
+    Attributes:
+        run: name under which they are in the new database, `project/name`.
+        rewards: old and new reward of each that is there.
+        groups: of each task, whether its old and its new rewards differ among each other.
+        unscored: those that could not be scored, by the error's code.
+        gone: those whose payload was pruned.
+        left_out: those that the advantage function drops.
+        filtered: those that operators of the experience pipeline drop, by operator.
+        unstored: rollouts of the run that never were in its store, by fate: `failed/<kind>`, `filtered/<operator>`.
+    """
+
+    run: str
+    rewards: list[tuple[float | None, float]] = field(default_factory=list)
+    groups: list[tuple[bool, bool]] = field(default_factory=list)
+    unscored: Counter[str] = field(default_factory=Counter)
+    gone: int = 0
+    left_out: int = 0
+    filtered: Counter[str] = field(default_factory=Counter)
+    unstored: Mapping[str, int] = field(default_factory=dict)
+
+
+def rescored(
+    run: PastRun, output: str, *, reward: str | None = None, name: str | None = None, overrides: Sequence[str] = ()
+) -> Rescored:
+    """Score all stored rollouts again into another database.
+
+    There they wait to be trained, in the order of the log, and no more will come.
+
+    Args:
+        run: the run.
+        output: SQLAlchemy URL of the database.
+        reward: name of the reward function; None: that of the run.
+        name: `project/name` of the run that will train them; None: that of the run with `-rescored`.
+        overrides: `a.b=c`: arguments of the reward function, another advantage function, or other operators.
+
+    Raises:
+        ConfigError: a setting that has no effect here (E1923), or a workflow whose rewards do not follow from each
+            response alone, without `reward` (E1925).
+        DataError: there is nothing to score (E4070).
+        EnvironmentProblem: the database has rollouts of that run already (E3606).
+    """
+    refuse_other_keys(overrides, known=EFFECTIVE, without=(), what="stored rollouts")
+    given = [] if reward is None else [f"{REWARD}={reward}", f"{REWARD_ARGS}={{}}"]
+    config = run.config([*given, *overrides])
+    load_plugins(run.all_plugin_dirs())
+    _check_inputs(config)
+    found = Rescored(name or f"{config.project}/{config.name.replace('/', '-')}-rescored")
+    buffer = run.buffer_of(config)
+    with closing(Records(run.url)) as records, ExperienceStore(output, kept_bytes=None, setting="--output") as store:
+        if (found.run, "") in store.runs(buffer):
+            raise EnvironmentProblem(
+                f"{redact(output)} has rollouts of {found.run} already, and none are ever replaced; name another "
+                "database, or another run with --for",
+                code="E3606",
+            )
+        fates = records.fates(run.name).get(buffer)
+        ended = {} if fates is None else fates.ended
+        found.unstored = {name: number for name, number in ended.items() if "/" in name and number}
+        scorer = _Scorer(config, run.fingerprints(), is_reward_given=reward is not None)
+        _write(store, found, scorer, run.explored(records, buffer=buffer), buffer=buffer)
+    if not found.rewards:
+        raise DataError(f"no rollout of {run.name} could be scored: {_lacking(found)}", code="E4070")
+    return found
+
+
+def _write(
+    store: ExperienceStore, found: Rescored, scorer: _Scorer, steps: Iterator[list[ExperienceModel]], *, buffer: str
+) -> None:
+    advantage, producers = build_advantage_fn(scorer.config), set()
+    operators = _operators(scorer.config)
+    for rows in steps:
+        producer, step = rows[0].producer, rows[0].explore_step
+        if producer not in producers:
+            store.open_producer(buffer, producer, run=found.run)
+            producers.add(producer)
+        scored = [each for row in rows if (each := scorer(row, found)) is not None]
+        for name, operator in operators:
+            before = len(scored)
+            scored = _applied(operator, scored)
+            found.filtered[name] += before - len(scored)
+        found.groups += [_spreads(group) for group in group_by(scored).values()]
+        kept = scored if advantage is None else advantage.process(scored)[0]
+        found.left_out += len(scored) - len(kept)
+        found.rewards += [(each.info[PROVENANCE]["reward"], float(each.reward or 0.0)) for each in kept]
+        store.append(buffer, kept, run=found.run, producer=producer, explore_step=step)
+    for producer in producers:
+        store.close_producer(buffer, producer, run=found.run)
+
+
+def _operators(config: Config) -> list[tuple[str, Any]]:
+    """Return the operators of the run that can be applied again."""
+    found = build_operators(config.data_processor.experience_pipeline.operators)
+    pure = [(name, each) for name, each in found if isinstance(each, BASES) and each.is_pure]
+    others = ", ".join(name for name, _ in found if name not in {name for name, _ in pure})
+    if others:
+        logger.warning(
+            "the operators %s are not applied again, because what they do does not follow from the experiences alone: "
+            "rewards are those of the reward function%s",
+            others,
+            "".join(f", then {name}" for name, _ in pure),
+        )
+    return pure
+
+
+def _applied(operator: Any, experiences: list[Experience]) -> list[Experience]:
+    async def call() -> list[Experience]:
+        result = operator.process(experiences)
+        kept, _ = await result if inspect.isawaitable(result) else result
+        return list(kept)
+
+    return run_event_loop(call())
+
+
+class _Scorer:
+    """Scores stored rollouts as the workflow of their task does."""
+
+    def __init__(self, config: Config, fingerprints: Mapping[int, str], *, is_reward_given: bool) -> None:
+        self.config, self.is_reward_given = config, is_reward_given
+        self.tasks = PastTasks(config, fingerprints)
+        self.components = needed_inputs(config).components
+
+    def __call__(self, row: ExperienceModel, found: Rescored) -> Experience | None:
+        """Return a row's experience with its new reward; None, counted, if none."""
+        if row.experience_bytes is None:
+            found.gone += 1
+            return None
+        experience = row.to_experience()
+        try:
+            scores = self.tasks.scorer(experience, is_reward_given=self.is_reward_given).scores(experience)
+        except RewardError as error:
+            found.unscored[error.code] += 1
+            return None
+        old = {"run": row.run, "reward": experience.reward, "metrics": experience.metrics}
+        old["model_version"] = experience.info.get("model_version")
+        # The weights of another run have no number in the run that trains them.
+        info = {k: v for k, v in experience.info.items() if k not in ("model_version", "model_versions")}
+        experience.info = info | {PROVENANCE: old}
+        experience.metrics, experience.reward = dict(scores), float(sum(scores.values()))
+        experience.token_level_reward = experience.advantages = experience.returns = None
+        if self.components is not None:
+            experience.info[COMPONENTS_KEY] = [scores.get(name, 0.0) for name in self.components]
+        return experience
+
+
+def _check_inputs(config: Config) -> None:
+    """Refuse what no stored rollout can give."""
+    needs = needed_inputs(config)
+    if needs.baseline:
+        raise ConfigError(
+            f"the advantage {config.algorithm.advantage_fn} compares with a greedy attempt, which is not stored; set "
+            "another algorithm.advantage_fn",
+            code="E1925",
+        )
+
+
+def _spreads(group: Sequence[Experience]) -> tuple[bool, bool]:
+    old = {each.info[PROVENANCE]["reward"] for each in group}
+    return len(old) > 1, len({each.reward for each in group}) > 1
+
+
+def _lacking(found: Rescored) -> str:
+    parts = [f"{found.gone} have no payload any more"] * bool(found.gone)
+    parts += [f"{number} ended in {code}" for code, number in found.unscored.items()]
+    parts += [f"{number} were dropped by the operator {name}" for name, number in found.filtered.items() if number]
+    parts += [f"{found.left_out} were dropped by the advantage function"] * bool(found.left_out)
+    parts += [f"{number} never were in the store ({fate})" for fate, number in found.unstored.items()]
+    return ", ".join(parts) or "there are none"

@@ -1,0 +1,1 @@
+"""Programs beside a run, in environments of their own, asked over HTTP."""
