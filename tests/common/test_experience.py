@@ -111,12 +111,14 @@ class Bomb:
 
 @pytest.mark.difference("Stored experiences")
 def test_a_pickle_is_refused_and_not_executed() -> None:
+    """B112, X12."""
     for data in (pickle.dumps(Bomb()), b"TREX" + pickle.dumps(Bomb()) + bytes(64)):
         with pytest.raises(DataError, match="E5101"):
             Experience.deserialize(data)
 
 
 def test_another_version_is_refused() -> None:
+    """B112."""
     data = bytearray(example().serialize())
     struct.pack_into("<H", data, 4, 2)
     data[-16:] = xxhash.xxh3_128_digest(bytes(data[:-16]))
@@ -125,6 +127,7 @@ def test_another_version_is_refused() -> None:
 
 
 def test_an_oversize_payload_is_refused() -> None:
+    """B112."""
     data = example().serialize()
     with pytest.raises(DataError, match=f"{len(data)} bytes, more than 100"):
         Experience.deserialize(data, max_bytes=100)
@@ -138,6 +141,39 @@ def test_a_valid_envelope_around_another_content_is_refused() -> None:
         body = struct.pack("<4sHQI", b"TREX", 1, total, len(header)) + header + data[end:-16]
         with pytest.raises(DataError, match="E5101"):
             Experience.deserialize(body + xxhash.xxh3_128_digest(body))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b'{"dtype":"I64","shape":[3],"data_offsets":[0,16]}',
+        b'{"dtype":"I64","shape":[2],"data_offsets":[8,24]}',
+        b'{"dtype":"I64","shape":[-2],"data_offsets":[16,0]}',
+        b'{"dtype":"I64","shape":[2.0],"data_offsets":[0,16]}',
+        b'{"dtype":"X9","shape":[2],"data_offsets":[0,16]}',
+        b'{"dtype":"I64","shape":[2]}',
+        b"[]",
+    ],
+)
+def test_tensors_outside_of_their_bytes_are_refused(entry: bytes) -> None:
+    def enveloped(entries: bytes, length: int | None = None) -> bytes:
+        block = struct.pack("<Q", len(entries) if length is None else length) + entries + bytes(16)
+        total = 18 + 2 + len(block) + 16
+        body = struct.pack("<4sHQI", b"TREX", 1, total, 2) + b"{}" + block
+        return body + xxhash.xxh3_128_digest(body)
+
+    right = b'{"x":{"dtype":"I64","shape":[2],"data_offsets":[0,16]}}'
+    assert payload.decode(enveloped(right))[1]["x"].tolist() == [0, 0]
+    for data in (enveloped(b'{"x":' + entry + b"}"), enveloped(b"[1]"), enveloped(right, 2**40)):
+        with pytest.raises(DataError, match="E5101"):
+            payload.decode(data)
+
+
+def test_tensors_of_one_payload_can_be_changed_apart() -> None:
+    first = {"x": torch.arange(3), "y": torch.zeros(0, 4), "z": torch.tensor(1.5)}
+    found = payload.decode(payload.encode({}, first))[1]
+    found["x"][:] = -1
+    assert found["z"].shape == () and float(found["z"]) == 1.5 and found["y"].shape == (0, 4)
 
 
 @pytest.mark.parametrize(

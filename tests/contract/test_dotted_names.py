@@ -153,6 +153,7 @@ def test_a_run_imports_them(run: TinyRun) -> None:
 
 @pytest.mark.difference("A class by its path, `package.module.Class`, in place of a name")
 def test_a_row_of_data_names_registered_classes_only(tmp_path: Path) -> None:
+    """B101, X14."""
     place = "trinity.common.workflows.workflow.MathWorkflow"
     assert WORKFLOWS.get(place) is WORKFLOWS.get("math_workflow") and place not in WORKFLOWS
     rows = [{"question": "1+1=", "flow": place}, {"question": "1+2=", "flow": "simple_workflow"}]

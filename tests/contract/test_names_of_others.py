@@ -53,7 +53,7 @@ def test_a_name_of_trl_is_answered_with_the_key_here(tmp_path: Path, name: str, 
 def test_a_section_of_verl_is_answered_with_its_place(
     tmp_path: Path, tree: dict[str, object], key: str, there: str
 ) -> None:
-    code, _, suggestion = _hint(tmp_path, tree, key)
+    code, _, suggestion = _hint(tmp_path, {"name": "a file of ours"} | tree, key)
     assert code in ("E1204", "E1205") and suggestion is not None and there in suggestion
 
 

@@ -14,7 +14,10 @@ import pytest
 from tests.buffer.files import taskset, write_jsonl
 from trinity.buffer.selector import SELECTORS, BaseSelector
 from trinity.buffer.task_reader import TaskReader
+from trinity.common.errors import CheckpointError
 from trinity.explorer.open_tasks import Name, OpenTasks, StreamedTasks
+from trinity.explorer.outcome import BatchResult, Failed, RolloutResult
+from trinity.explorer.step_tasks import StepTasks
 
 
 def test_a_step_takes_what_ended_first_whenever_it_began() -> None:
@@ -88,12 +91,69 @@ class ShiftedByFeedback(BaseSelector):
         self.told = state_dict["told"]
 
 
-def test_open_tasks_are_read_again_as_they_were_although_the_selector_was_told_more(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "rows.jsonl", [{"question": f"q{row}", "answer": "a"} for row in range(40)])
-    config = taskset(path, data_selector={"selector_type": "test_shifted_by_feedback"}, total_epochs=1)
+async def call(function: Any, *args: Any) -> Any:
+    return function(*args)
 
-    async def call(function: Any, *args: Any) -> Any:
-        return function(*args)
+
+def rows_of(tasks: list[Any]) -> list[int]:
+    return [task.index["index"] for task in tasks]
+
+
+def forty_rows(folder: Path, selector: str = "test_shifted_by_feedback") -> Any:
+    path = write_jsonl(folder / "rows.jsonl", [{"question": f"q{row}", "answer": "a"} for row in range(40)])
+    return taskset(path, data_selector={"selector_type": selector}, total_epochs=1)
+
+
+def test_batches_under_way_are_read_again_as_they_were_although_the_selector_was_told_more(tmp_path: Path) -> None:
+    config, none = forty_rows(tmp_path), BatchResult(4, issued_run_count=4)
+    none.results = [RolloutResult(0, 0, Failed("the tool is down"), 0.1)]
+
+    async def scenario() -> None:
+        reader = TaskReader(config)
+        tasks = StepTasks(reader, batch_size=4, call=call)
+        await tasks.resume({"taskset": reader.state_dict()}, finished_step=0)
+        first = {step: rows_of(await tasks.read(step)) for step in (1, 2, 3)}
+        replaced = rows_of(await tasks.replace(3, none, num_empty=1, is_first=True))
+        await tasks.feedback({0: {"indices": [1, 2, 3], "values": [0.0, 1.0, 1.0]}})
+        _, more = await tasks.more(1, 2)
+        kept = json.loads(json.dumps(tasks.finish(1)))
+        again = StepTasks(TaskReader(config), batch_size=4, call=call)
+        await again.resume(kept, finished_step=1)
+        assert [rows_of(await again.read(step)) for step in (2, 3)] == [first[2], first[3]]
+        assert rows_of(await again.replace(3, none, num_empty=1, is_first=False)) == replaced
+        assert json.loads(json.dumps(again.finish(2))) == json.loads(json.dumps(tasks.finish(2)))
+        after = rows_of(await tasks.read(4))
+        assert rows_of(await again.read(4)) == after and not set(after) & set(rows_of(more))
+
+    asyncio.run(scenario())
+
+
+def test_tasks_that_began_one_by_one_are_not_continued_in_batches(tmp_path: Path) -> None:
+    config = forty_rows(tmp_path, "sequential")
+
+    async def scenario() -> None:
+        tasks = StreamedTasks(reader := TaskReader(config), batch_size=2, call=call)
+        await tasks.resume({"taskset": reader.state_dict()}, finished_step=0)
+        for _ in range(2):
+            assert await tasks.read_ahead()
+        for name, _ in [tasks.begin() for _ in range(4)]:
+            if name in ((1, 0), (2, 1)):
+                tasks.open.end(name)
+        assert tasks.open.take_step() == [(1, 0), (2, 1)]
+        kept, batches = tasks.finish(1), StepTasks(TaskReader(config), batch_size=2, call=call)
+        with pytest.raises(CheckpointError, match=r"E7016.*update_in_flight"):
+            await batches.resume(kept, finished_step=1)
+        await batches.resume({"taskset": kept["taskset"]}, finished_step=1)
+        assert rows_of(await batches.read(2)) == [4, 5] and rows_of(await batches.read(3)) == [6, 7]
+        fewer = StreamedTasks(TaskReader(config), batch_size=2, call=call)
+        await fewer.resume(batches.finish(2), finished_step=2)  # the other way round nothing is in the way
+        assert [(name, *rows_of([task])) for name, task in (fewer.begin(), fewer.begin())] == [((3, 0), 6), ((3, 1), 7)]
+
+    asyncio.run(scenario())
+
+
+def test_open_tasks_are_read_again_as_they_were_although_the_selector_was_told_more(tmp_path: Path) -> None:
+    config = forty_rows(tmp_path)
 
     def begun(tasks: StreamedTasks) -> dict[Name, int]:
         found = [tasks.begin() for _ in range(len(tasks.open.waiting))]

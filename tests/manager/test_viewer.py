@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -25,7 +26,8 @@ from streamlit.testing.v1 import AppTest
 from tests.cli.test_commands import _log_as_before, invoke  # noqa: F401
 from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model
-from trinity.buffer.records import Records, Wanted
+from trinity.buffer.records import Records
+from trinity.buffer.wanted import Wanted
 from trinity.common.errors import EnvironmentProblem, ExitCode
 from trinity.common.experience import EID, Experience
 from trinity.common.schema.sql_schema import Base, ExperienceModel
@@ -65,12 +67,15 @@ def write(tmp_path: Path) -> Write:
     def written(count: int = 8, *, buffer: str = "mine", changes: dict[int, dict[str, Any]] | None = None) -> Path:
         file = tmp_path / "some experiences?.db"
         engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(file))
-        Base.metadata.create_all(engine, tables=[Base.metadata.tables["experience"]])
+        Base.metadata.create_all(
+            engine, tables=[Base.metadata.tables[name] for name in ("experience", "experience_blob")]
+        )
         with Session(engine) as session:
             session.add_all(ExperienceModel.from_experience(each, run="r", buffer=buffer) for each in rows(count))
             session.commit()
             for number, fields in (changes or {}).items():
-                session.execute(update(ExperienceModel).where(ExperienceModel.id == number).values(**fields))
+                for name, value in fields.items():
+                    setattr(session.get(ExperienceModel, number), name, value)
             session.commit()
         engine.dispose()
         return file
@@ -107,8 +112,10 @@ def test_filters_pages_and_groups_are_those_of_the_table(write: Write) -> None:
     records = Records(str(file))
 
     def found(number: int = 0, size: int = 50, **wanted: Any) -> list[int]:
-        assert records.count(Wanted(**wanted)) >= len(records.page(Wanted(**wanted), number=number, size=size))
-        return [row.id for row in records.page(Wanted(**wanted), number=number, size=size)]
+        rows = [row.id for row in records.page(Wanted(**wanted), number=number, size=size)]
+        all_found = records.search(Wanted(**wanted))
+        assert all_found.below is None and all_found.ids[number * size : (number + 1) * size] == rows
+        return rows
 
     assert found() == list(range(12, 0, -1))
     assert (found(size=5), found(2, size=5), found(3, size=5)) == ([12, 11, 10, 9, 8], [2, 1], [])
@@ -119,7 +126,7 @@ def test_filters_pages_and_groups_are_those_of_the_table(write: Write) -> None:
     one = records.one(6)
     assert one is not None and one.to_experience().reward == 0.5 and records.one(99) is None
     assert [row.id for row in records.group(one, most=3)] == [5, 6, 7]
-    assert all("experience_bytes" not in vars(row) for row in records.page(Wanted(), number=0, size=50))
+    assert all("blob" not in vars(row) for row in records.page(Wanted(), number=0, size=50))
 
 
 def test_reading_changes_nothing_and_sees_what_a_run_appends_meanwhile(write: Write) -> None:
@@ -129,7 +136,7 @@ def test_reading_changes_nothing_and_sees_what_a_run_appends_meanwhile(write: Wr
     engine = create_engine("sqlite://", creator=records._engine.raw_connection)  # of the viewer itself
     with pytest.raises(Exception, match="readonly"), engine.begin() as connection:
         connection.execute(update(ExperienceModel).values(reward=0.0))
-    assert file.read_bytes() == before and records.count(Wanted()) == 4
+    assert file.read_bytes() == before and records.search(Wanted()).ids == [4, 3, 2, 1]
     write(0, changes={4: {"reward": 9.0}})
     assert [row.reward for row in records.page(Wanted(), number=0, size=1)] == [9.0]
 
@@ -315,11 +322,12 @@ def test_the_viewer_of_debug_shows_what_debug_writes_and_that_of_a_run_its_store
 def test_a_port_that_is_taken_and_streamlit_that_is_missing_are_said(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """B81: with the process that holds it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = ViewerSettings(str(write(1)))
-        with pytest.raises(EnvironmentProblem, match=r"E3431.*give another --port, or 0"):
+        with pytest.raises(EnvironmentProblem, match=rf"E3431.*process {os.getpid()} .*give another --port, or 0"):
             server.serve_viewer(settings, port=taken.getsockname()[1], say=print)
     monkeypatch.setattr(server, "is_installed", lambda package: False)
     with pytest.raises(EnvironmentProblem, match=r"E3301.*streamlit.*pip install 'trinity-rft\[studio\]'"):

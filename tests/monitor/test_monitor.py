@@ -257,7 +257,6 @@ def test_the_log_file_has_a_line_for_each_step_and_the_console_has_not(tmp_path:
     finally:
         for handler in [h for h in logging.getLogger("trinity").handlers if h.get_name() == "console"]:
             logging.getLogger("trinity").removeHandler(handler)
-        logging.getLogger("trinity").propagate = True
     lines = (tmp_path / "trainer.log").read_text().splitlines()
     assert [line.split("monitor: ")[1].strip() for line in lines] == ["step 7  loss 0.5000  reward 0.250", "step 8"]
     assert printed == []
@@ -272,3 +271,53 @@ def test_the_default_arguments_of_a_plugin_are_its_arguments(
     monitor.log({"a": 1.0}, 1)
     monitor.close()
     assert OldStyleMonitor.last["colour"] == colour
+
+
+# ------------------------------------------------------------------ veRL's names, several monitors
+def test_metrics_are_also_under_verls_names_where_a_run_asks_for_them(tmp_path: Path) -> None:
+    metrics = {
+        "time/update_actor": 0.5, "time/train_step": 2.0, "time/read_experience": 1.0, "time/sync_weight": 0.25,
+        "perf/total_num_tokens": 100.0, "actor/final_loss": 0.125, "actor/pg_loss": 0.75,
+        "global_seqlen/max": 9.0, "global_seqlen/min": 4.0,
+    }  # fmt: skip
+    lines = {}
+    for wanted in (False, True):
+        folder = tmp_path / str(wanted)
+        monitor = Monitor(
+            folder, project="p", name="n", actor="trainer", monitor_type=None, verl_names=wanted
+        )  # fmt: skip
+        monitor.log(metrics, step=3)
+        monitor.close()
+        (lines[wanted],) = read_metrics(folder / "metrics.jsonl")
+    added = {name: value for name, value in lines[True].items() if name not in lines[False]}
+    assert added == {
+        "timing_s/update_actor": 0.5, "timing_s/step": 3.25, "timing_s/update_weights": 0.25,
+        "timing_per_token_ms/update_actor": 5.0, "actor/loss": 0.125, "training/global_step": 3.0,
+        "global_seqlen/minmax_diff": 5.0,
+    }  # fmt: skip
+
+
+def test_several_monitors_get_the_same_metrics_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    got: dict[str, list[float]] = {"first": [], "second": []}
+
+    def made(place: str) -> type[MonitorBackend]:
+        class Kept(MonitorBackend):
+            is_local = True
+
+            def log(self, data: dict[str, float], step: int, commit: bool = False) -> None:
+                if place == "first" and step == 2:
+                    raise OSError("no place")
+                got[place].append(data["loss"])
+
+        return Kept
+
+    for place in got:
+        MONITOR.register_module(f"kept_{place}", force=True)(made(place))
+    monitor = Monitor(tmp_path, project="p", name="n", actor="trainer", monitor_type=["kept_first", "kept_second"])
+    for step in (1, 2):
+        monitor.log({"loss": float(step)}, step=step)
+    monitor.close()
+    for place in got:
+        MONITOR.contents.pop(f"kept_{place}")
+        MONITOR.classes.pop(f"kept_{place}")
+    assert got == {"first": [1.0], "second": [1.0, 2.0]} and monitor.num_failures == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from trinity.launch.side import open_monitor
 from trinity.monitor import MONITOR, Monitor, MonitorBackend, background, read_metrics
 
 KEY = "a-key-that-nobody-may-see"
+SAMPLE = {"prompt": "1+1=", "response": "2", "reward": 1.0}
 URI = {"wandb": "base_url", "mlflow": "uri"}
 
 
@@ -225,6 +227,7 @@ def test_a_resumed_job_continues_its_run_of_mlflow_and_a_new_one_does_not(
         monitor = open_monitor(config(job, "mlflow", uri=uri, password=KEY).model_copy(update=keys), "trainer", None)
         monitor.truncate({"lines": lines})
         monitor.log({"x": float(step), "eval/a/mean@1": 0.5}, step)
+        monitor.log_table("rollout_examples", [SAMPLE | {"step": step}], step)
         monitor.close()
         assert monitor.num_failures == 0
 
@@ -242,6 +245,10 @@ def test_a_resumed_job_continues_its_run_of_mlflow_and_a_new_one_does_not(
     assert run.data.params["monitor.monitor_args.password"] == "***"
     assert run.data.params["seed"] == "42" and run.data.tags["resumed_with.seed"] == "7"
     assert run.data.params.keys() >= {"algorithm.algorithm_type", "buffer.batch_size"}
+    for step in (1, 2):
+        (kept,) = (tmp_path / "runs").rglob(f"rollout_examples/{step}.json")
+        table = json.loads(kept.read_text())
+        assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == [SAMPLE | {"step": step}]
     log(1, lines=0)
     assert len(client.search_runs([experiment])) == 2
     client.delete_run(client.search_runs([experiment])[0].info.run_id)
@@ -256,8 +263,12 @@ def test_wandb_gets_the_configuration_without_secrets(tmp_path: Path, monkeypatc
     monkeypatch.setenv("WANDB_MODE", "offline")
     monitor = open_monitor(config(tmp_path, "wandb"), "trainer", None)
     monitor.log({"x": 1.0}, 1)
+    monitor.log_table("rollout_examples", [SAMPLE], 1)
     monitor.close()
     assert monitor.num_failures == 0
+    (kept,) = tmp_path.rglob("rollout_examples_*.table.json")
+    table = json.loads(kept.read_text())
+    assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == [SAMPLE]
     (written,) = tmp_path.rglob("*.wandb")
     for _ in range(600):  # its service is another process
         content = written.read_bytes()

@@ -28,7 +28,7 @@ def test_the_table_of_families_is_read_as_transformers_reads_it() -> None:
         ({"model_type": "nemotron_h"}, ["E5604"], "the model family nemotron_h: .*bound.*engine_type: vllm"),
         ({"model_type": "bert"}, ["E5604"], "the model family bert: its tokens see those after them"),
         ({"model_type": "bert", "is_decoder": True}, [], ""),
-        ({"model_type": "qwen2_5_vl"}, ["E3110"], "'qwen2_5_vl'.*causal language model"),
+        ({"model_type": "qwen3_vl"}, ["E3110"], "'qwen3_vl'.*causal language model"),
         ({"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "m.M"}}, [], ""),
         ({"model_type": "llama", "rope_parameters": DYNAMIC, "max_position_embeddings": 64}, [], ""),
         ({"model_type": "llama", "rope_parameters": DYNAMIC, "max_position_embeddings": 63}, ["E1895"], "63 at most"),

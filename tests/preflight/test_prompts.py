@@ -52,6 +52,7 @@ def _found(folder: Path, *overrides: str) -> dict[str, str]:
 
 
 def test_prompts_above_the_limit_are_counted(folder: Path) -> None:
+    """B95."""
     found = _found(folder)
     assert found["taskset"].startswith("4 of the first 6 prompts of ") and "more than 10 tokens" in found["taskset"]
     assert "the longest 20 before the chat template: they are cut, and not trained on" in found["taskset"]
@@ -59,6 +60,7 @@ def test_prompts_above_the_limit_are_counted(folder: Path) -> None:
 
 
 def test_without_truncation_the_limit_is_the_length_of_the_model(folder: Path) -> None:
+    """B95."""
     found = _found(folder, "model.enable_prompt_truncation=false")
     assert found["taskset"].startswith("2 of the first 6") and "more than 15 tokens" in found["taskset"]
     assert found["taskset"].endswith("they are not answered")
@@ -81,3 +83,13 @@ def test_counting_loads_no_torch(folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning[W4014]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "a\ud800", "response": "1"}, {"prompt": None, "response": "1"}, {"prompt": [3], "response": "1"}]
+)
+def test_rows_that_are_left_out_are_not_counted(folder: Path, row: dict[str, Any]) -> None:
+    """B96: what no tokenizer takes must not end the check of the others."""
+    with open(folder / "train.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
+    assert "4 of the first 6 prompts" in _found(folder)["taskset"]

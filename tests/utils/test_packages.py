@@ -32,6 +32,7 @@ def test_a_run_with_another_version_ends_with_both_versions(tmp_path: Path, monk
 def test_a_run_beside_a_broken_flash_attn_ends_with_what_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """B76."""
     package = tmp_path / "packages" / "flash_attn"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import flash_attn_2_cuda\n")

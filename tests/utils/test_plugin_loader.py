@@ -136,7 +136,6 @@ def test_two_files_of_one_name_are_fatal(tmp_path: Path) -> None:
 def test_a_directory_that_registers_nothing_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nothing = write(tmp_path / "nothing", helper="VALUE = 3\n")
     useful = write(tmp_path / "useful", useful=PLUGIN.format(name="plugin_useful"))
-    logging.getLogger("trinity").propagate = True
     with caplog.at_level(logging.WARNING, logger="trinity"):
         load_plugins([nothing, useful])
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, chosen_file
+from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, Words, chosen_with_words
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -28,6 +28,7 @@ def schema() -> None:
 @config_app.command()
 def show(
     file: File = None,
+    words: Words = None,
     config: ConfigFile = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     effective_loss: Annotated[
@@ -41,9 +42,9 @@ def show(
     from trinity.common.config import ConfigErrors
     from trinity.launch.validation import check
 
-    path = chosen_file(file, config)
+    path, overrides = chosen_with_words(file, config, words, set_)
     try:
-        plan, problems = check(path, tuple(set_ or ()), plugin_dirs=tuple(plugin_dir or ()), schema_only=True)
+        plan, problems = check(path, overrides, plugin_dirs=tuple(plugin_dir or ()), schema_only=True)
     except ConfigErrors as error:
         typer.echo(error.format(), err=True)
         raise typer.Exit(int(error.exit_code)) from error
@@ -84,6 +85,6 @@ def _text(stage: StagePlan, *, has_origin: bool) -> str:
 
     title = [f"# stage {stage.name}"] if stage.name else []
     if not has_origin:
-        return "\n".join([*title, dump_config(stage.config)])
+        return "\n".join([*title, dump_config(stage.config, stage.references)])
     rows = origins(stage.config, stage.tree, stage.derived)
     return "\n".join([*title, *(f"{row['key']} = {row['value']}  <- {', '.join(row['origin'])}" for row in rows)])

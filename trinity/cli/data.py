@@ -71,6 +71,8 @@ def _lines(found: TasksetPreview) -> Iterator[str]:
         most = max(number for _, _, number in found.histogram())
         for first, last, number in found.histogram():
             yield f"  {first:>7} to {last:>7}  {number:>8}  {'#' * -(-BAR * number // most)}"
+    if found.num_images:
+        yield f"{found.num_images} images; the lengths count each as what stands for it in the text"
     if found.num_long and found.limit is not None:
         limit, key, what = found.limit
         yield f"{found.num_long} prompts have more than {limit} tokens ({key}): they are {what}"

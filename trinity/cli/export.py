@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import ended_with
+from trinity.cli.options import PluginDirs, ended_with
 
 if TYPE_CHECKING:
     from trinity.buffer.export import Form
+    from trinity.launch.reuse.demonstrations import Choose
+
+Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file of JSON lines.")]
+Url = Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")]
 
 export_app = typer.Typer(help="Write what a run has stored into files.", no_args_is_help=True)
 
@@ -33,7 +38,8 @@ def experience(
         raise typer.BadParameter(f"must be parquet or jsonl, got {to!r}", param_hint="--to")
     with ended_with():
         from trinity.buffer.export import export_experiences
-        from trinity.buffer.records import Records, Wanted
+        from trinity.buffer.records import Records
+        from trinity.buffer.wanted import Wanted
         from trinity.launch.samples import place_of
 
         place, run = (url or "", "") if job is None else place_of(job, url=url)
@@ -46,3 +52,50 @@ def experience(
             records.close()
         without = f", {lacking} of them without tokens, which were pruned (buffer.keep_payloads)" if lacking else ""
         typer.echo(f"{file}: {number} experiences{without}")
+
+
+@export_app.command()
+def sft(
+    job: Job,
+    output: Output = Path("sft.jsonl"),
+    best: Annotated[int, typer.Option("--best", min=1, help="As many answers of each task, the best first.")] = 1,
+    min_reward: Annotated[float | None, typer.Option("--min-reward", help="Leave out answers below it.")] = None,
+    url: Url = None,
+    plugin_dir: PluginDirs = None,
+) -> None:
+    """Write the best answers of each task as conversations to imitate."""
+    with ended_with():
+        from trinity.launch.reuse.demonstrations import best_answers
+
+        _write_dataset(job, output, best_answers(number=best, least_reward=min_reward), url, plugin_dir)
+
+
+@export_app.command()
+def dpo(
+    job: Job,
+    output: Output = Path("dpo.jsonl"),
+    min_gap: Annotated[float, typer.Option("--min-gap", min=0.0, help="Least difference of their rewards.")] = 0.0,
+    url: Url = None,
+    plugin_dir: PluginDirs = None,
+) -> None:
+    """Write the best and the worst answer of each task as pairs."""
+    with ended_with():
+        from trinity.launch.reuse.demonstrations import best_and_worst
+
+        _write_dataset(job, output, best_and_worst(least_gap=min_gap), url, plugin_dir)
+
+
+def _write_dataset(job: Path, output: Path, choose: Choose, url: str | None, plugin_dir: list[Path] | None) -> None:
+    from trinity.launch.reuse.demonstrations import write_dataset
+    from trinity.launch.reuse.past_run import PastRun
+
+    found = write_dataset(PastRun.of(job, url=url, plugin_dirs=tuple(plugin_dir or ())), output, choose)
+    typer.echo(f"{output}: {found.rows} rows")
+    for number, why in (
+        (found.repeated, "more are the same as one that is there"),
+        (found.unfit, "rollouts are cut short, or have no reward"),
+        (found.gone, "rollouts have no payload any more (buffer.keep_payloads)"),
+    ):
+        if number:
+            typer.echo(f"{number} {why}")
+    typer.echo("read it with format: {prompt_type: messages, messages_key: messages}")

@@ -11,10 +11,7 @@ from trinity.common.errors import ExitCode, NotAvailableError
 INSTEAD = {
     "studio": "`trinity quickstart --prepare-only` writes a file to start from; `trinity validate` and "
     "`trinity config schema` say what its keys mean",
-    "convert": "`trainer.save_hf_checkpoint: always` writes Hugging Face weights with every checkpoint",
-    "log": "the logs are the files of <checkpoint_job_dir>/log",
     "perf": "metrics.jsonl of the job folder holds the time/ and perf/ numbers of every step",
-    "doctor": "`trinity validate --config FILE` checks this machine as well",
 }
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -24,7 +21,7 @@ def add_later_commands(app: typer.Typer) -> None:
 
     The command takes any arguments and exits with code 2.
     """
-    for name in INSTEAD:
+    for name in (name for name in INSTEAD if " " not in name):
         app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_refusal(name))
 
 

@@ -21,13 +21,17 @@ PluginDirs = Annotated[
     list[Path] | None,
     typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
 ]
-File = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML file, in place of --config.")]
+File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="YAML file, in place of --config.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[A.B=C]...", help="Overrides, as with --set; of a veRL file in hydra's form."),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.")]
 
 StageName = Annotated[str | None, typer.Option("--stage", help="Stage of the file; the first that has tasks.")]
 
 
-def chosen_file(file: Path | None, config: Path | None) -> Path:
+def chosen_file(file: str | None, config: Path | None) -> Path:
     """Return the YAML file, which is given in one of two ways.
 
     Raises:
@@ -35,10 +39,26 @@ def chosen_file(file: Path | None, config: Path | None) -> Path:
     """
     if file is not None and config is not None:
         raise typer.BadParameter(f"two files are given, {file} and {config}; give one", param_hint="--config")
-    given = file or config
+    given = config if file is None else Path(file)
     if given is None:
         raise typer.BadParameter("no file is given; write `--config FILE`, or the file alone", param_hint="--config")
     return given
+
+
+def chosen_with_words(
+    file: str | None, config: Path | None, words: list[str] | None, set_: list[str] | None
+) -> tuple[Path, tuple[str, ...]]:
+    """Return the YAML file, and the overrides after it and of `--set`.
+
+    After `--config FILE` the first word is an override as well.
+
+    Raises:
+        typer.BadParameter: the file is given in both ways or in none.
+    """
+    overrides = [*(words or ()), *(set_ or ())]
+    if file is not None and config is not None and ("=" in file or file.startswith("~")):
+        return config, (file, *overrides)
+    return chosen_file(file, config), tuple(overrides)
 
 
 @contextmanager

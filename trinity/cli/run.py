@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, chosen_file
+from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, Words, chosen_with_words
 from trinity.cli.resume import ResumeCommand
 from trinity.common.errors import ExitCode, TrinityError
 from trinity.utils.log import get_logger, log_to_console, redact
@@ -25,6 +25,7 @@ logger = get_logger("cli")
 
 def run(
     file: File = None,
+    words: Words = None,
     config: ConfigFile = None,
     plugin_dir: PluginDirs = None,
     set_: Overrides = None,
@@ -41,13 +42,13 @@ def run(
     from trinity.launch.run import RunOptions
     from trinity.runtime.process_exit import flush_output
 
+    path, overrides = chosen_with_words(file, config, words, set_)
     options = RunOptions(
-        overrides=tuple(set_ or ()),
+        overrides=overrides,
         plugin_dirs=tuple(plugin_dir or ()),
         accepted_changes=tuple(accept_change or ()),
         is_quiet=quiet,
     )
-    path = chosen_file(file, config)
     result = run_config(path, options)
     flush_output()  # what libraries have printed comes before the last lines
     for line in outcome_lines(result):
@@ -89,15 +90,20 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
 
 
 def outcome_lines(result: RunResult) -> list[str]:
-    """Return one line for each stage that ran; mode bench gives a table.
+    """Return one line for each stage that ran, and one for its rollouts.
 
-    A line says what the stage did, how long it took and where its outputs are.
+    Mode bench gives a table.
+
+    The line of a stage, which comes after that of its rollouts, says what it did, how long it took and where its
+    outputs are.
     """
     from trinity.cli.evaluations import table_lines
 
     lines: list[str] = []
     for stage in result.stages:
         lines += table_lines(stage.evaluations)
+        if stage.fates is not None:
+            lines.append(f"rollouts: {stage.fates}")
         lines.append(
             f"{'stopped' if stage.stopped else 'done'}: {stage.name or 'run'}, {_progress(stage)}, "
             f"{stage.seconds:.1f} s, outputs in {stage.job_dir}"
@@ -129,9 +135,9 @@ def _progress(stage: StageResult) -> str:
 
 
 def _show_plan(plan: Plan, *, is_quiet: bool) -> None:
+    for problem in plan.warnings:
+        logger.warning("%s", problem.message)
     for stage in plan.stages:
-        for problem in stage.warnings:
-            logger.warning("%s", problem.message)
         if is_quiet:
             continue
         for derived in stage.derived:

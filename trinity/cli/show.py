@@ -29,16 +29,28 @@ def show(
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")] = None,
 ) -> None:
-    """Show samples of a run: prompt, answer, reward, and what became of them."""
+    """Show samples of a run: prompt, answer, reward, what became of them.
+
+    The last line says what became of all rollouts.
+    """
     if worst is not None and best is not None:
         raise typer.BadParameter("--worst and --best exclude each other; give one", param_hint="--worst")
     with ended_with():
-        from trinity.launch.samples import Asked, samples_of
+        from trinity.common.errors import DataError
+        from trinity.launch.samples import Asked, fates_of, samples_of
 
+        missing: DataError | None = None
         order: Order = "worst" if worst is not None else "best" if best is not None else "newest"
         asked = Asked(step=step, task=task, number=worst or best or number, order=order, taskset=evaluated)
-        found = samples_of(job, asked, url=url)
-        _print(found)
+        try:
+            _print(samples_of(job, asked, url=url))
+        except DataError as error:  # what became of the rollouts says why there are none
+            missing = error
+        if evaluated is None:
+            for buffer, fates in fates_of(job, url=url).items():
+                typer.echo(f"rollouts of {buffer}: {fates}")
+        if missing is not None:
+            raise missing
 
 
 def _print(samples: list[dict[str, Any]]) -> None:

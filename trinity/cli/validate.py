@@ -1,7 +1,8 @@
 """`trinity validate`: all problems of a YAML file before anything starts.
 
-Needs no GPU and no network, imports neither torch nor transformers, and writes nothing. Only `--probe` computes: it
-imports both, and the plugins, and writes a small model into a temporary folder.
+Needs no GPU and no network, imports neither torch nor transformers, and writes nothing. Only `--fetch` asks the
+network, and writes copies into the cache. Only `--probe` computes: it imports both, and the plugins, and writes a small
+model into a temporary folder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, chosen_file
+from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, Words, chosen_with_words
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 def validate(
     file: File = None,
+    words: Words = None,
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     schema_only: Annotated[
@@ -35,6 +37,9 @@ def validate(
             help="Change each setting of the loss on a dry batch and report what moves nothing; score one task.",
         ),
     ] = False,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Fetch models and data that are at an address, and check them too.")
+    ] = False,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
@@ -42,9 +47,9 @@ def validate(
     from trinity.common.config import ConfigErrors
     from trinity.launch.validation import check
 
-    path, overrides, folders = chosen_file(file, config), tuple(set_ or ()), tuple(plugin_dir or ())
+    (path, overrides), folders = chosen_with_words(file, config, words, set_), tuple(plugin_dir or ())
     try:
-        plan, problems = check(path, overrides, plugin_dirs=folders, schema_only=schema_only)
+        plan, problems = check(path, overrides, plugin_dirs=folders, schema_only=schema_only, fetches=fetch)
     except ConfigErrors as error:
         plan, problems = None, error.problems
     reports: list[ProbeReport] | None = None

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import xxhash
 
 from trinity.common.errors import CheckpointError
-from trinity.utils.disk import exchange, free_mib, is_full, system_error
+from trinity.utils.disk import exchange, free_mib, is_full, sync_to_disk, system_error
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
 
@@ -153,7 +153,7 @@ class CheckpointStore:
 
     def _seal(self, temporary: Path, step: int, meta: dict[str, Any]) -> None:
         for path in _files(temporary):
-            _fsync(path)
+            sync_to_disk(path)
         failpoint("ckpt.after_files")
         document = {
             "schema": SCHEMA,
@@ -165,7 +165,7 @@ class CheckpointStore:
         failpoint("ckpt.before_manifest")
         _write_synced(temporary / MANIFEST, _seal_document(document))
         for folder in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
-            _fsync(folder)
+            sync_to_disk(folder)
         failpoint("ckpt.after_manifest")
 
     def _move(self, temporary: Path, final: Path) -> None:
@@ -177,7 +177,7 @@ class CheckpointStore:
             os.rename(final, temporary.with_suffix(".old"))
             failpoint("ckpt.while_replacing")
             os.rename(temporary, final)
-        _fsync(self.job_dir)
+        sync_to_disk(self.job_dir)
         failpoint("ckpt.after_rename")
         shutil.rmtree(temporary, ignore_errors=True)
         self._put_back()
@@ -203,7 +203,7 @@ class CheckpointStore:
         hint = self.job_dir / f".{LATEST}.tmp"
         _write_synced(hint, str(step).encode())
         os.replace(hint, self.job_dir / LATEST)
-        _fsync(self.job_dir)
+        sync_to_disk(self.job_dir)
         failpoint("ckpt.after_latest")
 
     def _retain(self, keep: int) -> None:
@@ -343,11 +343,3 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,26 +24,31 @@ UNSEEN = "unseen: what decides is not known here; the run checks it"
 _OF_GROUP = {"1": WRONG, "3": MACHINE, "4": DATA, "5": FAILED, "6": NUMBERS, "7": CHECKPOINT, "8": SHARED}
 _ERRORS = {
     UNREADABLE: (
-        "E1001 E1002 E1003 E1004 E1005 E1006 E1007 E1008 E1009 E1010 E1011 E1012 E1401 E1402 E1403 E1404 E1405 "
-        "E1601 E1602 E1604 E1701 E1815"
+        "E1001 E1002 E1003 E1004 E1005 E1006 E1007 E1008 E1009 E1010 E1011 E1012 E1401 E1402 E1403 E1404 E1405 E1601 "
+        "E1602 E1604 E1701 E1815 E1943 E1944"
     ),
-    IGNORED: "E1203 E1204 E1205 E1703 E1807 E1816 E1831 E1837 E1843 E1844 E1857 E1858 E1859 E1885 E1886 E1900",
+    IGNORED: (
+        "E1203 E1204 E1205 E1703 E1807 E1816 E1831 E1837 E1843 E1844 E1857 E1858 E1859 E1885 E1886 E1900 E1940 E1941 "
+        "E1952 E1953"
+    ),
     LOST: "E1090 E1091 E1304 E1305 E1605 E1839",
 }
 _WARNINGS = {
-    SAME: "W1301 W1305 W1804 W1812 W1816 W1841 W1887",
-    IDLE: "W1902 W1910",
+    SAME: "W1301 W1305 W1804 W1812 W1816 W1841 W1887 W1941 W1942",
+    IDLE: "W1902 W1910 W1940",
     UNUSUAL: (
-        "W1303 W1306 W1501 W1603 W1813 W1823 W1832 W1835 W1911 W3108 W3111 W3407 W3702 W3905 W3909 W4014 W4030 W4040 "
-        "W7030"
+        "W1303 W1306 W1501 W1603 W1813 W1823 W1832 W1835 W1903 W1911 W1946 W3108 W3111 W3407 W3702 W3905 W3909 W4014 "
+        "W4030 W4040 W4041 W5808 W7030 W3812 W3813 W3814 W3820 W3821 W3832 W3834 W3842 W3113"
     ),
-    UNSEEN: "W1701 W1706 W3906 W3910",
+    UNSEEN: (
+        "W1701 W1706 W3906 W3910 W5807 W3802 W3803 W3810 W3816 W3817 W3822 W3823 W3824 W3825 W3831 W3836 W3841 W3843 "
+        "W3844 W3851 W3112"
+    ),
 }
 _OWN = {code: reason for table in (_ERRORS, _WARNINGS) for reason, codes in table.items() for code in codes.split()}
 
 # What a code says whose message is put together in the run.
 MESSAGES = {
-    "W1706": "… of … is not given; the installed version of its package decides whether it must be",
     "E1836": "the rows or the heads of this model cannot be shared by … ranks of a sequence",
     "E1841": "… is …, but it follows from …: …",
     "E1842": "… does not fit the mixture of rollouts and demonstrations",
@@ -56,6 +61,9 @@ MESSAGES = {
     "E1871": "… names no linear map of the model that an adapter can go into",
     "E1886": "… is refused: …",
     "E1895": "the rotary frequencies of the model would follow the length of a call: …",
+    "E1896": "… is an address of …, and nothing is copied from or to such an address for this key",
+    "E1941": "… is no key of …",
+    "E1943": "… and … contradict each other",
     "E3103": "a file of weights is missing, torn or of a kind that may hold code: …",
     "E3125": "… asks for the load-balancing loss of its experts, which is not computed",
     "E3131": "the rule that turns the output layer's products into logits of … is not known",
@@ -63,7 +71,11 @@ MESSAGES = {
     "E3906": "what the class … declares is computed, and it has to be read from the source",
     "E4061": "… has no experiences of a buffer …; it has those of: …",
     "E5604": "the torch engine does not serve the model family …: …",
+    "W1706": "… of … is not given; the installed version of its package decides whether it must be",
     "W1841": "… is …, but it follows from …: …, which is used",
+    "W1940": "… changes nothing here: …",
+    "W1941": "… becomes …",
+    "W1942": "… is an older name of …",
     "W3407": "… has no effect with cluster.runtime local",
     "W3906": "what the class … declares is known only when its file is imported",
 }

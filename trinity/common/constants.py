@@ -13,9 +13,11 @@ SFT_DATASET_PATH_ENV_VAR = "TRINITY_SFT_DATASET_PATH"
 PLUGIN_DIRS_ENV_VAR = "TRINITY_PLUGIN_DIRS"
 LOG_LEVEL_ENV_VAR = "TRINITY_LOG_LEVEL"
 FAILPOINTS_ENV_VAR = "TRINITY_FAILPOINTS"
+CACHE_DIR_ENV_VAR = "TRINITY_CACHE_DIR"
 
 SELECTOR_METRIC = "selector_metric"
 LORA_FOLDER = "lora_adapter"  # of a checkpoint whose trained part is an adapter
+PROCESSOR = "preprocessor_config.json"
 
 # How the losses of tokens become one number: in Trinity's convention, and in veRL's.
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

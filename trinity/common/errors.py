@@ -129,6 +129,12 @@ class OutOfMemoryError(TrinityError):
     default_code = "E5700"
 
 
+class ServiceError(TrinityError):
+    """A service beside the run failed, or refused what it was asked."""
+
+    default_code = "E5800"
+
+
 class NumericError(TrinityError):
     """Loss, gradient norm, log-probability or reward is not finite."""
 

@@ -44,7 +44,7 @@ class EID:
     @property
     def uid(self) -> str:
         """`batch/task/run/step/suffix`, unique within a run and stage."""
-        return f"{self.rid}/{self.step}/{self.suffix}"
+        return f"{self.batch}/{self.task}/{self.run}/{self.step}/{self.suffix}"
 
     @property
     def sid(self) -> str:
@@ -54,7 +54,7 @@ class EID:
     @property
     def rid(self) -> str:
         """`batch/task/run`: one rollout."""
-        return f"{self.tid}/{self.run}"
+        return f"{self.batch}/{self.task}/{self.run}"
 
     @property
     def tid(self) -> str:

@@ -8,15 +8,15 @@ tensors (safetensors) | xxh3-128 of everything before (16). Nothing in it can ru
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from trinity.common.errors import DataError
@@ -34,6 +34,10 @@ _NAMES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_LENGTH = struct.Struct("<Q")
+_TEXT = frozenset({str})
+_SIMPLE = frozenset({str, int, float, bool, type(None)})
 
 
 def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -56,20 +60,30 @@ def _block(tensors: Mapping[str, Tensor]) -> bytes:
     `safetensors.torch.save` looks for shared memory among whole models: for the few short tensors here it takes four
     times as long.
     """
-    flat = {name: tensor.detach().cpu().reshape(-1) for name, tensor in tensors.items()}
-    entries, parts, end = {}, [], 0
-    for name in sorted(flat, key=lambda name: (-flat[name].element_size(), name)):  # aligned without gaps
-        begin, tensor = end, flat[name]
-        if tensor.dtype not in _NAMES:
+    entries, parts, end = [], [], 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):  # aligned
+        begin, dtype = end, _NAMES.get(tensor.dtype)
+        if dtype is None:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)
             raise DataError(f"experience.{name} must be a tensor of {known}, got {tensor.dtype}", code="E5102")
-        parts.append(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        parts.append(_bytes_of(tensor))
         end += len(parts[-1])
-        shape = list(tensors[name].shape)
-        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
-    header = _encoded(entries).encode()
+        shape = ",".join(map(str, tensor.shape))
+        entries.append(f'{_quoted(name)}:{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{begin},{end}]}}')
+    header = f"{{{','.join(entries)}}}".encode()
     header += b" " * (-len(header) % 8)
-    return b"".join((struct.pack("<Q", len(header)), header, *parts))
+    return b"".join((_LENGTH.pack(len(header)), header, *parts))
+
+
+@functools.lru_cache(maxsize=256)
+def _quoted(name: str) -> str:
+    return _encoded(name)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    if tensor.is_cpu and not tensor.requires_grad and tensor.dtype is not torch.bfloat16:
+        return tensor.numpy().tobytes()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -94,13 +108,43 @@ def decode(data: bytes, *, max_bytes: int = MAX_EXPERIENCE_BYTES) -> tuple[dict[
         raise _refuse("its checksum does not match")
     end = _HEAD.size + header_bytes
     try:
-        header = json.loads(bytes(body[_HEAD.size : end]))
-        tensors = load(bytes(body[end:]))
-    except (ValueError, SafetensorError) as error:
+        header = json.loads(str(body[_HEAD.size : end], "utf-8"))
+        tensors = _tensors(body[end:])
+    except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
         raise _refuse(f"its content cannot be read ({error})") from error
     if not isinstance(header, dict):
         raise _refuse("its header is not a mapping")
     return header, tensors
+
+
+def _tensors(block: memoryview) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    They own one copy of its bytes together.
+
+    Raises:
+        ValueError: the file is not whole, or holds tensors of other types. (KeyError, TypeError, AttributeError and
+            struct.error: it is none.)
+    """
+    end = _LENGTH.size + _LENGTH.unpack_from(block)[0]
+    if end > len(block):
+        raise ValueError("the description of its tensors is truncated")
+    entries, data = json.loads(str(block[_LENGTH.size : end], "utf-8")), bytearray(block[end:])
+    tensors = {}
+    for name, entry in entries.items():
+        dtype, shape, (first, last) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, first, last]
+        if {int} != set(map(type, numbers)) or min(numbers) < 0 or last > len(data):
+            raise ValueError(f"tensor {name!r} has the shape {shape} and the bytes from {first} to {last}")
+        number = math.prod(shape)
+        if number * dtype.itemsize != last - first:
+            raise ValueError(f"tensor {name!r} of shape {shape} has {last - first} bytes")
+        if not number:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            continue
+        flat = torch.frombuffer(data, dtype=dtype, count=number, offset=first)
+        tensors[name] = flat if len(shape) == 1 else flat.reshape(shape)
+    return tensors
 
 
 def parts(data: bytes) -> Iterator[bytes]:
@@ -128,6 +172,8 @@ def plain(value: Any, *, where: str, depth: int = 0) -> Any:
     Raises:
         DataError: a value of another type, a key that is not a string, or nesting beyond 32 (E5102).
     """
+    if _is_plain(value, depth):
+        return value
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
@@ -147,6 +193,28 @@ def plain(value: Any, *, where: str, depth: int = 0) -> Any:
         "convert it, or leave it out",
         code="E5102",
     )
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Return whether all of a value is of JSON's own types.
+
+    That is the common case, which needs no copy.
+    """
+    kind = type(value)
+    if kind in _SIMPLE:
+        return True
+    if depth >= _MAX_DEPTH:
+        return False
+    if kind is dict:
+        if not _TEXT.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif kind is not list:
+        return False
+    for each in value:  # noqa: SIM110 (a generator and `all` take twice as long)
+        if type(each) not in _SIMPLE and not _is_plain(each, depth + 1):
+            return False
+    return True
 
 
 def _key(key: Any, where: str) -> str:

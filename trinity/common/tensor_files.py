@@ -21,6 +21,12 @@ _ALLOWED = (
     ("torch.distributed.device_mesh", ("DeviceMesh",)),
     ("torch.distributed._mesh_layout", ("_MeshLayout", "_FlatLayout")),
 )
+# What an array of numpy consists of: the state of a random generator in files of veRL.
+_ARRAYS = (
+    ("numpy._core.multiarray", ("_reconstruct", "scalar")),
+    ("numpy", ("ndarray", "dtype")),
+    ("numpy.dtypes", ("UInt32DType", "Int64DType", "Float64DType")),
+)
 
 
 def write_tensors_to(file: Path, content: Any) -> None:
@@ -39,12 +45,13 @@ def write_tensors_to(file: Path, content: Any) -> None:
             raise
 
 
-def read_tensors_of(file: Path, *, is_mapped: bool = False) -> Any:
+def read_tensors_of(file: Path, *, is_mapped: bool = False, may_have_arrays: bool = False) -> Any:
     """Return the content of a file, its tensors on the CPU.
 
     Args:
         file: to read.
         is_mapped: leave the tensors in the file until they are used.
+        may_have_arrays: read arrays of numpy, too.
 
     Raises:
         OSError: the file is missing.
@@ -52,13 +59,19 @@ def read_tensors_of(file: Path, *, is_mapped: bool = False) -> Any:
         RuntimeError, ValueError, EOFError: it is torn.
     """
     allowed: list[Any] = [OrderedDict]
-    for module, names in _ALLOWED:
+    for module, names in (*_ALLOWED, *(_ARRAYS if may_have_arrays else ())):
         try:
             found = importlib.import_module(module)
         except ImportError:  # of another version of PyTorch, which writes other names
             continue
         allowed += [vars(found)[name] for name in names if name in vars(found)]
+    if may_have_arrays:  # under the name that numpy 1 wrote
+        allowed += [(each, f"numpy.core.multiarray.{each.__name__}") for each in allowed if _is_of_arrays(each)]
     # What others have allowed must stay so: the end of the context takes away all that it was given.
     known = get_safe_globals()
     with safe_globals([each for each in dict.fromkeys(allowed) if each not in known]):
         return torch.load(file, weights_only=True, map_location="cpu", mmap=is_mapped)
+
+
+def _is_of_arrays(each: Any) -> bool:
+    return getattr(each, "__module__", None) == "numpy._core.multiarray"

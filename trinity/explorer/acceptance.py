@@ -18,6 +18,7 @@ from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Completed, Failed, Outcome, Rejected, unscored
 
 MAX_ABS_REWARD = 1e9  # squares of larger rewards leave the range of float32
+MAX_TRUTH_CHARS = 4096  # a longer one, such as a file of test cases, stays in the dataset alone
 
 
 def accept(
@@ -25,7 +26,7 @@ def accept(
 ) -> list[Outcome]:
     """Return the outcome of each run in `runs`.
 
-    Ids, model version and task index are set on the experiences of each run.
+    Ids, model version, task index and a short truth are set on the experiences of each run.
 
     Args:
         returned: what the workflow's run returned.
@@ -85,6 +86,8 @@ def _outcome(
         experience.eid = EID(task.batch_id, task.task_id, run, step, experience.eid.suffix)
         experience.info.setdefault("model_version", model_version)
         experience.info["task_index"] = task.index
+        if isinstance(task.truth, str | int | float) and len(str(task.truth)) <= MAX_TRUTH_CHARS:
+            experience.info.setdefault("truth", task.truth)
         reason = _bad_number(experience)
         if reason:
             return Rejected(f"{task.workflow.__name__}: {reason}")

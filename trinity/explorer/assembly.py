@@ -11,10 +11,16 @@ from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.building import build
 from trinity.buffer.buffer import kept_bytes
 from trinity.buffer.operators import build_operators
+from trinity.buffer.operators.data_juicer import DataJuicer
 from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline
+from trinity.buffer.pipelines.pipeline_input import PipelineInput
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
+from trinity.buffer.prompt_limit import PromptLimit
+from trinity.buffer.task_mixture import TaskMixture
 from trinity.buffer.task_reader import TaskReader
+from trinity.common.config.resolved import input_log, training_tasksets
 from trinity.common.constants import BENCH
+from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.reward_models import REWARD_MODELS
 from trinity.explorer.advantage_inputs import NeededInputs, input_completer, needed_inputs
 from trinity.explorer.answers import AnswerFiles
@@ -24,11 +30,12 @@ from trinity.explorer.evaluator import EVAL, EvalTaskset, Evaluator
 from trinity.explorer.isolation.place import RunnerPlace
 from trinity.explorer.pacing import DynamicTimeout, OverRollout
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.explorer.task_pipeline import LOG, service_of
 from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from trinity.common.config import Config
+    from trinity.common.config import Config, TasksetConfig
     from trinity.common.models.inference_model import InferenceModel
     from trinity.common.models.reward_models import RewardModel
     from trinity.runtime.base import Runtime
@@ -48,7 +55,7 @@ class ExplorerParts:
         needs: what the advantage function asks of the rollouts.
     """
 
-    reader: TaskReader
+    reader: TaskReader | TaskMixture
     scheduler: Scheduler
     evaluator: Evaluator
     pipeline: ExperiencePipeline
@@ -171,6 +178,9 @@ def build_pipeline(config: Config) -> ExperiencePipeline:
         ConfigError: an unknown operator or advantage function, or arguments that it does not take.
     """
     operators = build_operators(config.data_processor.experience_pipeline.operators)
+    for _, operator in operators:
+        if isinstance(operator, DataJuicer):
+            operator.use_service(service_of(config), log=Path(config.checkpoint_job_dir) / LOG, seed=config.seed)
     reward_model = build_reward_model(config)
     if reward_model is not None:
         operators.insert(0, (NAME, RewardModelScores(reward_model)))
@@ -208,18 +218,45 @@ def build_advantage_fn(config: Config) -> Any:
     return build(config.algorithm, "advantage_fn")
 
 
-def build_reader(config: Config) -> TaskReader:
-    """Return the reader of the tasks to explore.
+def build_reader(config: Config) -> TaskReader | TaskMixture:
+    """Return the reader of the tasks to explore; write down the bad rows.
 
     Raises:
         DataError: a dataset that cannot be used.
     """
-    taskset = config.buffer.explorer_input.taskset
-    assert taskset is not None, (
-        "the rules of the configuration let an explorer without buffer.explorer_input.taskset pass"
-    )
-    reader = TaskReader(taskset, batch_size=config.buffer.batch_size, seed=config.seed)
-    return _report_bad_rows(reader, config)
+    reader = read_tasksets(config)
+    for each in reader.by_number.values():
+        _report_bad_rows(each, config)
+    return reader
+
+
+def prompt_limit(config: Config, tasksets: Sequence[TasksetConfig]) -> PromptLimit | None:
+    """Return the longest prompt of tasksets, None where all are kept.
+
+    Raises:
+        EnvironmentProblem: the tokenizer cannot be loaded.
+    """
+    longest = config.model.max_prompt_tokens
+    if longest is None or all(taskset.long_prompts == "keep" for taskset in tasksets):
+        return None
+    return PromptLimit(load_tokenizer(config.model), longest)
+
+
+def read_tasksets(config: Config) -> TaskReader | TaskMixture:
+    """Return the reader of the tasksets that are explored for training.
+
+    Raises:
+        DataError: a dataset that cannot be used.
+    """
+    tasksets = training_tasksets(config)
+    assert tasksets, "the rules of the configuration let an explorer without tasks pass"
+    size, seed, ratio = config.buffer.batch_size, config.seed, config.buffer.max_bad_row_ratio
+    limit = prompt_limit(config, tasksets)
+    if len(tasksets) == 1:
+        return TaskReader(tasksets[0], batch_size=size, seed=seed, max_bad_row_ratio=ratio, limit=limit)
+    epochs = 0 if config.buffer.total_steps else config.buffer.total_epochs
+    readers = [TaskReader(each, seed=seed, total_epochs=0, max_bad_row_ratio=ratio, limit=limit) for each in tasksets]
+    return TaskMixture(readers, batch_size=size, seed=seed, total_epochs=epochs)
 
 
 def build_eval_tasksets(config: Config) -> list[EvalTaskset]:
@@ -229,10 +266,12 @@ def build_eval_tasksets(config: Config) -> list[EvalTaskset]:
         DataError: a dataset that cannot be used.
     """
     tasksets = []
-    trained = config.buffer.explorer_input.taskset
+    trained = {taskset.name for taskset in training_tasksets(config)}
     for taskset in config.buffer.explorer_input.eval_tasksets:
-        place = "eval" if trained is not None and trained.name == taskset.name else ""
-        reader = _report_bad_rows(TaskReader(taskset, is_eval=True), config, place=place)
+        place = "eval" if taskset.name in trained else ""
+        ratio, limit = config.buffer.max_bad_row_ratio, prompt_limit(config, [taskset])
+        reader = TaskReader(taskset, is_eval=True, max_bad_row_ratio=ratio, limit=limit)
+        _report_bad_rows(reader, config, place=place)
         tasksets.append(EvalTaskset(taskset.name, reader.tasks(), taskset.repeat_times or 1))
     return tasksets
 
@@ -252,6 +291,20 @@ def experience_buffer(config: Config) -> str:
     """Return the name of the buffer between explorer and trainer."""
     buffer = config.buffer.trainer_input.experience_buffer
     return "experience_buffer" if buffer is None else buffer.name
+
+
+def pipeline_input(config: Config) -> PipelineInput | None:
+    """Return where what comes into the pipeline is kept; None if it is not."""
+    section = config.data_processor.experience_pipeline
+    if not section.save_input:
+        return None
+    keeps_all = section.input_save_path != input_log(config) and config.buffer.keep_payloads is None
+    return PipelineInput.of(
+        section,
+        producer=config.explorer.name,
+        scope=store_scope(config),
+        limit=None if keeps_all else kept_bytes(config),
+    )
 
 
 def store_scope(config: Config) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode, SyncStyle
 from trinity.explorer.admission import is_streamed
-from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, store_scope
+from trinity.explorer.assembly import ExplorerParts, build_parts, experience_buffer, pipeline_input, store_scope
 from trinity.explorer.loops import loop_of
 from trinity.explorer.open_tasks import StreamedTasks
 from trinity.explorer.producer import Producer
@@ -28,6 +28,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
+    from trinity.buffer.task_mixture import TaskMixture
     from trinity.buffer.task_reader import TaskReader
     from trinity.common.config import Config
     from trinity.common.models.inference_model import InferenceModel
@@ -72,7 +73,8 @@ class Explorer:
         self.state = ExplorerState() if resume is None else ExplorerState.load(resume)
         self._io = WorkerThread(f"{config.explorer.name}_io")
         name, buffer = config.explorer.name, experience_buffer(config)
-        self._producer = Producer(store, self._io.call, buffer=buffer, name=name, scope=store_scope(config))
+        scope, inputs = store_scope(config), pipeline_input(config)
+        self._producer = Producer(store, self._io.call, buffer=buffer, name=name, scope=scope, inputs=inputs)
         self._served = ServedWeights(synchronizer, model, explorer=name)
         self._is_apart = config.mode == Mode.EXPLORE
         self._explore_all = loop_of(config, served=self._served, producer=self._producer)
@@ -110,9 +112,9 @@ class Explorer:
         )
         await parts.pipeline.prepare()
         await parts.scheduler.prepare()
-        if self.state.readers:
-            parts.reader.load_state_dict(self.state.readers[TASKSET])
-        else:
+        if not self.state.readers:
+            if self.state.explore_step:  # a checkpoint of another program, which has no position of ours
+                await self._io.call(parts.reader.read, self.state.explore_step * self.config.buffer.batch_size)
             self.state.readers = {TASKSET: parts.reader.state_dict()}
         parts.pipeline.load_state_dict(self.state.pipeline)
         parts.scheduler.times.load_state_dict(self.state.times)
@@ -129,12 +131,11 @@ class Explorer:
         )
         await self._steps.report()
 
-    async def _step_tasks(self, reader: TaskReader) -> StepTasks:
+    async def _step_tasks(self, reader: TaskReader | TaskMixture) -> StepTasks:
         """Return the tasks as the loop takes them, those of a snapshot first."""
         kind = StreamedTasks if is_streamed(self.config) else StepTasks
         tasks = kind(reader, batch_size=self.config.buffer.batch_size, call=self._io.call)
-        if isinstance(tasks, StreamedTasks):
-            await tasks.resume(self.state.readers, finished_step=self.state.explore_step)
+        await tasks.resume(self.state.readers, finished_step=self.state.explore_step)
         return tasks
 
     async def _continue(self) -> None:
@@ -183,6 +184,7 @@ class Explorer:
             if self._parts is not None:
                 self._parts.scheduler.close()
                 await self._parts.pipeline.close()
+            await self._producer.release()
         finally:
             await self._io.end()
 

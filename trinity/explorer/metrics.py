@@ -59,6 +59,26 @@ def rollout_metrics(result: BatchResult) -> dict[str, float]:
     return metrics
 
 
+def taskset_metrics(result: BatchResult, names: Mapping[int, str]) -> dict[str, float]:
+    """Return what came of the tasks of each of several tasksets.
+
+    `rollout/<taskset>/finished_task_count`, and over its tasks `rollout/<taskset>/<metric>/{mean,max,min}`.
+
+    Args:
+        result: of the step.
+        names: of the tasksets, by number.
+    """
+    of_task = {run.task: each[0].info["task_index"]["taskset_id"] for run, each in result.completed}
+    metrics: dict[str, float] = {}
+    values = values_by_task(result)
+    for number, name in sorted(names.items()):
+        metrics[f"rollout/{name}/finished_task_count"] = sum(of == number for of in of_task.values())
+        for metric, by_task in sorted(values.items()):
+            means = [mean(runs) for task, runs in sorted(by_task.items()) if of_task[task] == number]
+            metrics |= summary(f"rollout/{name}/{metric}", means)
+    return metrics
+
+
 def outcome_counts(result: BatchResult, prefix: str) -> dict[str, float]:
     """Return the counts of tasks, of runs by outcome, and of retries.
 

@@ -14,14 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trinity.explorer.step_tasks import TASKSET, StepTasks
+from trinity.explorer.step_tasks import OPEN, TASKSET, StepTasks
 
 if TYPE_CHECKING:
     from trinity.common.workflows.task import Task
-
-OPEN = "open"  # key of the open tasks beside the reader's state in the snapshot
-NEWEST = 0  # the one position that is kept
-
 
 Name = tuple[int, int]
 """Number of the reading that brought a task, and its place there."""
@@ -67,6 +63,17 @@ class OpenTasks:
         """Add the tasks at `places` of a reading, which are in no step."""
         self._readings[number] = _Reading(size, before, set(places))
         self.waiting.extend((number, place) for place in sorted(self._readings[number].places))
+
+    def leave_out(self, number: int) -> None:
+        """Take so many tasks out of the last steps to come.
+
+        The run has fewer epochs than when they were read.
+        """
+        while number:
+            size = self.sizes.pop()
+            if size > number:
+                self.sizes.append(size - number)
+            number -= min(size, number)
 
     def begin(self) -> Name:
         """Begin the task that waits longest."""
@@ -122,24 +129,29 @@ class StreamedTasks(StepTasks):
         kept = readers.get(OPEN, {"last_number": finished_step, "sizes": [], "readings": []})
         self.open = OpenTasks(last_number=kept["last_number"], sizes=deque(kept["sizes"]))
         self._tasks: dict[Name, Task] = {}
-        for reading in kept["readings"]:
-            await self._call(self._reader.load_state_dict, reading["before"])
-            tasks = await self._call(self._reader.read, reading["size"])
-            number, places = reading["number"], reading["places"]
-            self.open.restore(number, reading["size"], before=reading["before"], places=places)
-            self._tasks |= {(number, place): tasks[place] for place in places}
-        await self._call(self._reader.load_state_dict, readers[TASKSET])
-        self._positions = {NEWEST: readers[TASKSET]}
+        for each in kept["readings"]:
+            reading = await self._read_again(each["before"], each["size"])
+            number, places = each["number"], [place for place in each["places"] if place < len(reading.tasks)]
+            self.open.leave_out(len(each["places"]) - len(places))
+            self.open.restore(number, each["size"], before=each["before"], places=places)
+            self._tasks |= {(number, place): reading.tasks[place] for place in places}
+        await self._continue_at(readers[TASKSET])
 
     async def read_ahead(self) -> bool:
         """Read the tasks of one more step; return whether there are any."""
-        before, tasks, after = await self._call(self._read_from)
-        if not tasks:
+        reading = await self._read_on()
+        if not reading.tasks:
             return False
-        self._positions[NEWEST] = after
-        number = self.open.add(len(tasks), before=before)
-        self._tasks |= {(number, place): task for place, task in enumerate(tasks)}
+        number = self.open.add(len(reading.tasks), before=reading.before)
+        self._tasks |= {(number, place): task for place, task in enumerate(reading.tasks)}
         return True
+
+    async def more(self, step: int, number: int) -> tuple[int, list[Task]]:
+        """Return further tasks of `step`, as those of a reading of their own."""
+        tasks = (await self._read_on(number)).tasks
+        if tasks:
+            self.open.last_number += 1
+        return self.open.last_number, tasks
 
     def begin(self) -> tuple[Name, Task]:
         """Return the next task, which begins now."""
@@ -151,9 +163,4 @@ class StreamedTasks(StepTasks):
 
         What is taken into a step is in that step: `step` is the only one that was taken and is not finished.
         """
-        return {TASKSET: self._positions[NEWEST], OPEN: self.open.state_dict()}
-
-    def _read_from(self) -> tuple[dict[str, Any], list[Task], dict[str, Any]]:
-        before = self._reader.state_dict()
-        tasks, after = self._read()
-        return before, tasks, after
+        return {TASKSET: self._newest, OPEN: self.open.state_dict()}

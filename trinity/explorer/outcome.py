@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from trinity.buffer.store.fates import ISSUED, failed
 from trinity.common.experience import Experience
 from trinity.common.rewards.reward_fn import RewardError, RewardTimeoutError
 
@@ -89,6 +92,14 @@ def unscored(error: RewardError) -> Rejected:
 
 
 Outcome = Completed | Failed | TimedOut | Rejected
+_KINDS: dict[type[Any], str] = {  # the first that fits
+    OverMemory: "over_memory",
+    Failed: "workflow",
+    TimedOut: "timeout",
+    RewardTimedOut: "reward_timeout",
+    RewardFailed: "reward_error",
+    Rejected: "rejected",
+}
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,7 @@ class BatchResult:
         retry_count: attempts after the first ones.
         abandoned_count: attempts left behind because they did not end in time.
         restart_count: runners' processes that were replaced.
+        issued_run_count: runs that were begun; retries are not counted, nor are greedy runs.
         unfinished_task_count: tasks that were not waited for (`explorer.over_rollout`).
         unfinished_run_count: runs of these tasks that are left out.
         wall_s: duration of the batch in seconds.
@@ -131,6 +143,7 @@ class BatchResult:
     retry_count: int = 0
     abandoned_count: int = 0
     restart_count: int = 0
+    issued_run_count: int = 0
     unfinished_task_count: int = 0
     unfinished_run_count: int = 0
     wall_s: float = 0.0
@@ -160,6 +173,14 @@ class BatchResult:
         """Indices of the tasks with at least one completed run."""
         return {r.task for r, _ in self.completed}
 
+    @property
+    def fates(self) -> Counter[str]:
+        """How many runs were `issued`, and which `failed/<kind>`."""
+        counts = Counter({ISSUED: self.issued_run_count, failed("unfinished"): self.unfinished_run_count})
+        completed = {(run.task, run.run) for run, _ in self.completed}
+        counts.update(failed(_kind(run.outcome)) for run in self.results if (run.task, run.run) not in completed)
+        return +counts
+
     def count(self, *kinds: type[Outcome]) -> int:
         """Return the number of runs whose outcome is one of `kinds`."""
         return sum(isinstance(r.outcome, kinds) for r in self.results)
@@ -169,6 +190,38 @@ class BatchResult:
         runs = [*self.results, *(self.baselines or {}).values()]
         texts = [text for r in runs if (text := reason_of(r.outcome))]
         return sorted(set(texts), key=lambda text: (-texts.count(text), text))
+
+
+def _kind(outcome: Outcome) -> str:
+    """Return the kind of a failure.
+
+    A completed run that counts as failed has no greedy run to compare it with.
+    """
+    for kind, name in _KINDS.items():
+        if isinstance(outcome, kind):
+            return name
+    return "baseline"
+
+
+def summed(parts: Sequence[BatchResult]) -> BatchResult:
+    """Return the results of batches as those of one.
+
+    Their tasks are numbered through.
+    """
+    whole = BatchResult(0, baselines=None if parts[0].baselines is None else {})
+    for part in parts:
+        whole.results += part.results
+        if whole.baselines is not None:
+            whole.baselines |= part.baselines or {}
+        whole.task_count += part.task_count
+        whole.issued_run_count += part.issued_run_count
+        whole.retry_count += part.retry_count
+        whole.abandoned_count += part.abandoned_count
+        whole.restart_count += part.restart_count
+        whole.unfinished_task_count += part.unfinished_task_count
+        whole.unfinished_run_count += part.unfinished_run_count
+        whole.wall_s += part.wall_s
+    return whole
 
 
 def joined(parts: Sequence[BatchResult]) -> BatchResult:
@@ -182,6 +235,7 @@ def joined(parts: Sequence[BatchResult]) -> BatchResult:
         for run in (part.baselines or {}).values():
             assert whole.baselines is not None, "all of a batch have baselines, or none"
             whole.baselines[index] = replace(run, task=index)
+        whole.issued_run_count += part.issued_run_count
         whole.retry_count += part.retry_count
         whole.abandoned_count += part.abandoned_count
         whole.restart_count += part.restart_count

@@ -20,6 +20,7 @@ from trinity.common.errors import EngineError
 from trinity.common.models.chat_template import load_tokenizer
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.vocabulary import stop_token_ids
+from trinity.engine.image_prompts import SeenPrompt
 from trinity.engine.local_model import LocalModel
 from trinity.engine.sample import Sample
 from trinity.engine.settings import EngineSettings
@@ -78,7 +79,7 @@ class PolicyModel(LocalModel):
         return 0
 
     async def _sample(
-        self, prompt: list[int], params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
+        self, prompt: SeenPrompt, params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
         await asyncio.sleep(0)  # others go on, as beside an engine
         return [self._one(sample_id, params) for sample_id in ids]

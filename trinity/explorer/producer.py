@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trinity.buffer.pipelines.pipeline_input import PipelineInput
     from trinity.buffer.store import AppendResult, ExperienceStore
     from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
     from trinity.common.experience import Experience
@@ -25,22 +26,43 @@ class Producer:
         buffer: name of the experience buffer.
         name: of the explorer.
         scope: `run` and `stage` of the rows.
+        inputs: what comes into the pipeline, where it is kept.
     """
 
-    def __init__(self, store: ExperienceStore, call: Call, *, buffer: str, name: str, scope: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        store: ExperienceStore,
+        call: Call,
+        *,
+        buffer: str,
+        name: str,
+        scope: Mapping[str, str],
+        inputs: PipelineInput | None = None,
+    ) -> None:
         self.store = store
         self.buffer = buffer
         self.name = name
         self.scope = dict(scope)
         self._call = call
+        self._inputs = inputs
 
     async def open(self) -> None:
         """Announce the producer."""
         await self._call(self.store.open_producer, self.buffer, self.name, **self.scope)
+        if self._inputs is not None:
+            finished = await self._call(self.store.finished_step, self.buffer, self.name, **self.scope)
+            await self._call(self._inputs.open, finished)
 
     async def close(self) -> None:
         """Say that nothing more will be appended."""
         await self._call(self.store.close_producer, self.buffer, self.name, **self.scope)
+        if self._inputs is not None:
+            await self._call(self._inputs.finish)
+
+    async def release(self) -> None:
+        """Close what the explorer has for itself."""
+        if self._inputs is not None:
+            await self._call(self._inputs.close)
 
     async def snapshot(self) -> str | None:
         """Return the explorer's newest snapshot, None if the store has none."""
@@ -62,17 +84,25 @@ class Producer:
         )
         return untrained
 
-    async def append(self, experiences: Sequence[Experience], *, explore_step: int, snapshot: str) -> AppendResult:
-        """Store a step's experiences and the explorer's snapshot after it."""
-        appended: AppendResult = await self._call(
-            self.store.append,
-            self.buffer,
-            experiences,
-            producer=self.name,
-            explore_step=explore_step,
-            snapshot=snapshot,
-            **self.scope,
-        )
+    async def append(
+        self,
+        experiences: Sequence[Experience],
+        *,
+        explore_step: int,
+        snapshot: str,
+        counts: Mapping[str, int],
+        came: Sequence[Experience] = (),
+    ) -> AppendResult:
+        """Store a step's experiences and the explorer's snapshot after it.
+
+        `counts` says what became of its rollouts, by fate; `came` are the experiences that came into the pipeline.
+        """
+        step = {"producer": self.name, "explore_step": explore_step, "snapshot": snapshot, "counts": counts}
+        inputs = self._inputs
+        is_new = inputs is not None and await self._call(inputs.append, came, explore_step=explore_step)
+        appended: AppendResult = await self._call(self.store.append, self.buffer, experiences, **step, **self.scope)
+        if inputs is not None and is_new:
+            await self._call(inputs.complete, came)
         return appended
 
     async def has_room(self, *, wait_s: float) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ from trinity.explorer.outcome import BatchResult, Completed, RolloutResult, is_r
 from trinity.explorer.pacing import AttemptTimes, BatchProgress, DynamicTimeout, OverRollout
 from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import WorkflowRunner
+from trinity.explorer.together import all_or_none
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -123,9 +124,11 @@ class Scheduler:
         Raises:
             WorkflowError: the process of a runner did not start (E5634).
         """
-        await _all_or_none([runner.prepare() for runner in self._runners])
+        await all_or_none([runner.prepare() for runner in self._runners])
 
-    async def schedule(self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False) -> BatchResult:
+    async def schedule(
+        self, tasks: Sequence[Task], *, batch: int | str, with_baseline: bool = False, first: int = 0
+    ) -> BatchResult:
         """Return the outcomes of all runs of all tasks.
 
         Batches may overlap: the older one gets the next idle runner.
@@ -134,15 +137,17 @@ class Scheduler:
             tasks: the tasks; `repeat_times` of each is the number of its runs.
             batch: first part of the ids: the explore step, or `<step>/<taskset>` in an evaluation.
             with_baseline: one more run of each task, numbered after the others, with temperature 0.
+            first: number of the first task in the batch.
 
         Raises:
             OutOfMemoryError: the engine ran out of memory.
         """
         started = time.monotonic()
         result = BatchResult(len(tasks), baselines={} if with_baseline else None)
-        parts = self._split(tasks, batch)
+        parts = self._split(tasks, batch, first=first)
+        result.issued_run_count = _num_runs(parts)
         if with_baseline:
-            parts += self._baselines(tasks, batch)
+            parts += self._baselines(tasks, batch, first=first)
         progress = BatchProgress(part.index for part in parts)
         for runner in self._all_runners():
             runner.start_batch()
@@ -178,6 +183,7 @@ class Scheduler:
         """
         result = BatchResult(1, baselines={} if with_baseline else None)
         parts = self._split([task], batch, first=index)
+        result.issued_run_count = _num_runs(parts)
         if with_baseline:
             parts += self._baselines([task], batch, first=index)
         with self._reported():
@@ -239,7 +245,7 @@ class Scheduler:
             finally:
                 await self._engine.leave_round(runner.participant)
 
-        await _all_or_none([work(place, runner) for place, runner in enumerate(runners)])
+        await all_or_none([work(place, runner) for place, runner in enumerate(runners)])
 
     async def _shared(
         self, parts: list[_Part], result: BatchResult, progress: BatchProgress, rule: OverRollout | None
@@ -258,7 +264,7 @@ class Scheduler:
 
         count = min(self._settings.num_runners, len(parts))
         until = None if rule is None else progress.enough(rule)
-        await _all_or_none([work() for _ in range(count)], until=until)
+        await all_or_none([work() for _ in range(count)], until=until)
 
     async def _do(self, runner: Runner, part: _Part, result: BatchResult) -> None:
         if part.can_repeat:
@@ -270,9 +276,7 @@ class Scheduler:
                 await self._attempts(runner, part, runs, result)
             return
         lanes = self._lanes_of(runner, len(singles))
-        await _all_or_none(
-            [self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)]
-        )
+        await all_or_none([self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)])
 
     def _are_at_once(self, workflow: type[Any]) -> bool:
         """Return whether the repeats of a workflow that cannot repeat overlap."""
@@ -366,33 +370,14 @@ class Scheduler:
         return [*self._runners, *extra]
 
 
+def _num_runs(parts: Sequence[_Part]) -> int:
+    return sum(len(part.runs) for part in parts)
+
+
 def _leave_behind(result: BatchResult, parts: Sequence[_Part], unfinished: set[int], *, keeps_parts: bool) -> None:
     """Remove the tasks that were not awaited from a result, and count them."""
-    asked = sum(len(part.runs) for part in parts if part.index in unfinished and not part.is_baseline)
+    asked = _num_runs([part for part in parts if part.index in unfinished and not part.is_baseline])
     if not keeps_parts:
         result.results = [run for run in result.results if run.task not in unfinished]
     kept = sum(run.task in unfinished for run in result.results)
     result.unfinished_task_count, result.unfinished_run_count = len(unfinished), asked - kept
-
-
-async def _all_or_none(
-    work: Sequence[Coroutine[Any, Any, None]], *, until: Coroutine[Any, Any, None] | None = None
-) -> None:
-    """Wait for all coroutines, or for `until`.
-
-    When one fails or the wait ends, the remaining coroutines are cancelled.
-    """
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-    everything: asyncio.Future[Any] = asyncio.gather(*tasks)
-    end = {everything}
-    if until is not None:
-        end.add(asyncio.ensure_future(until))
-    try:
-        # Each attempt of the work has its deadline.
-        await asyncio.wait(end, return_when=asyncio.FIRST_COMPLETED)
-        if everything.done():
-            everything.result()
-    finally:
-        for task in [*tasks, *end]:
-            task.cancel()
-        await asyncio.gather(*tasks, *end, return_exceptions=True)

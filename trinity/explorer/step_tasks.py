@@ -1,21 +1,27 @@
 """The tasks of explore steps and their replacements.
 
-Tasks that produced nothing are replaced. The reader's position after each step is kept.
+    read ---> open, in a step ---finish---> done
+
+Tasks that produced nothing are replaced. A snapshot says where the reader stands, and of what was read and is in no
+finished step from where: a resumed run reads that again as it was, whatever the selector has learned since.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.constants import SELECTOR_METRIC
-from trinity.common.errors import WorkflowError
+from trinity.common.errors import CheckpointError, WorkflowError
 from trinity.explorer.outcome import BatchResult
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
+    from trinity.buffer.task_mixture import TaskMixture
     from trinity.buffer.task_reader import TaskReader
     from trinity.common.workflows.task import Task
 
@@ -23,37 +29,87 @@ logger = get_logger("explorer")
 
 MAX_EMPTY_BATCHES = 3
 TASKSET = "taskset"  # key of the reader's state in the snapshot
+OPEN = "open"  # key, beside it, of what was read and is in no finished step
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tasks that were read together.
+
+    Attributes:
+        tasks: they.
+        before: state of the reader before.
+        after: state of the reader after.
+    """
+
+    tasks: list[Task]
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    step: int
+    size: int
+    before: dict[str, Any]
 
 
 class StepTasks:
     """Reads the tasks of explore steps.
 
     Args:
-        reader: of the taskset.
+        reader: of the taskset, or of several ones.
         batch_size: tasks of a step.
         call: runs a blocking call; the calls come one after the other.
     """
 
-    def __init__(self, reader: TaskReader, *, batch_size: int, call: Call) -> None:
+    def __init__(self, reader: TaskReader | TaskMixture, *, batch_size: int, call: Call) -> None:
         self._reader = reader
         self._batch_size = batch_size
         self._call = call
-        self._positions: dict[int, dict[str, Any]] = {}
+        self._newest: dict[str, Any] = {}
+        self._opened: list[_Opened] = []
+        self._again: deque[Reading] = deque()
+
+    async def resume(self, readers: dict[str, Any], *, finished_step: int) -> None:
+        """Read again what was open when `readers` was kept.
+
+        Args:
+            readers: what `finish` returned, or the state of a reader alone.
+            finished_step: the last finished explore step.
+
+        Raises:
+            CheckpointError: it was kept where tasks begin one by one, and some of a reading were done (E7016).
+        """
+        kept = readers.get(OPEN, {"last_number": finished_step, "readings": []})
+        places = [each["places"] == list(range(each["size"])) for each in kept["readings"]]
+        if not all(places) or kept["last_number"] != finished_step + len(places):
+            raise CheckpointError(
+                f"the snapshot after explore step {finished_step} has tasks that began one by one "
+                "(synchronizer.update_in_flight with sync_style fully_async) and are in no step yet; continue with "
+                "these settings, or start a new run",
+                code="E7016",
+            )
+        for each in kept["readings"]:
+            reading = await self._read_again(each["before"], each["size"])
+            if reading.tasks:  # none where the run has fewer epochs now
+                self._again.append(reading)
+        await self._continue_at(readers[TASKSET])
 
     async def read(self, step: int) -> list[Task]:
         """Return the tasks of explore step `step`; none at the end of the taskset."""
-        tasks, self._positions[step] = await self._call(self._read)
-        return tasks
+        reading = self._again.popleft() if self._again else await self._read_on()
+        if reading.tasks:
+            self._opened.append(_Opened(step, len(reading.tasks), reading.before))
+        return reading.tasks
 
     async def replace(self, step: int, result: BatchResult, *, num_empty: int, is_first: bool) -> list[Task]:
         """Return the next tasks for `step`; empty at the end of the taskset.
 
-        No run of the step has completed so far.
-
-        A step in which everything failed is no step: it is not recorded, and its tasks come again after a resume
-        only if no later tasks take their place.
+        No run of the step has completed so far. A step in which everything failed is no step. All of its tasks come
+        again if the run ends before tasks of it are stored; those of the last one, which has no others, are left out.
 
         Args:
             step: number of the step.
@@ -64,47 +120,87 @@ class StepTasks:
         Raises:
             WorkflowError: it is the third batch in a row, or the only ones of the run (E5130).
         """
-        tasks, position = await self._call(self._read)
+        tasks = await self.read(step)
         tell_of_empty(step, result, num_empty=num_empty, is_first=is_first, has_more=bool(tasks))
-        if tasks:  # where later steps were read already, the place after the newest of them includes these tasks
-            self._positions[max(self._positions)] = position
+        if not tasks:
+            self._end(step)
         return tasks
+
+    async def more(self, step: int, number: int) -> tuple[int, list[Task]]:
+        """Return further tasks of `step`, and what their ids begin with.
+
+        The step is about to finish. There are `number` of them, or fewer at the end.
+        """
+        return step, (await self._read_on(number)).tasks
 
     async def feedback(self, given: Any) -> None:
         """Tell the selector how the tasks of a step went.
 
-        Every kept position was taken before; what has been told since is kept with it.
-
         Args:
-            given: what operators returned as `selector_metric`: `indices` and `values` by number of the taskset.
+            given: what operators returned as `selector_metric`: `indices` and `values` by number of the taskset, the
+                first of which is 0.
 
         Raises:
             WorkflowError: it is something else (E5162).
         """
-        number = self._reader.config.index
-        if not given:
-            return
         try:
-            ((of, told),) = given.items()
-            told = json.loads(json.dumps(dict(told), default=_as_list))
+            told = {int(of): json.loads(json.dumps(dict(each), default=_as_list)) for of, each in dict(given).items()}
         except (AttributeError, TypeError, ValueError):
-            of, told = None, None
-        if of != number or told is None:
+            told = {-1: {}}
+        readers = self._reader.by_number
+        if not told.keys() <= readers.keys():
+            numbers = " or ".join(map(str, readers))
             raise WorkflowError(
-                f"the metric {SELECTOR_METRIC} of an experience operator must be {{{number}: {{'indices': [...], "
-                f"'values': [...]}}}}, {number} being the taskset's number, got {str(given)[:100]}",
+                f"the metric {SELECTOR_METRIC} of an experience operator must be {{<number>: {{'indices': [...], "
+                f"'values': [...]}}}}, the number being that of a taskset ({numbers}), got {str(given)[:100]}",
                 code="E5162",
             )
-        await self._call(partial(self._reader.feedback, **told))
-        for kept in self._positions.values():
-            kept["feedback"] = [*kept.get("feedback", ()), told]
+        for number, each in sorted(told.items()):
+            await self._call(partial(readers[number].feedback, **each))
+        if told:
+            self._newest = await self._call(self._reader.state_dict)
 
     def finish(self, step: int) -> dict[str, Any]:
-        """Return where the reader stood after the tasks of `step`, by taskset."""
-        return {TASKSET: self._positions.pop(step)}
+        """Return where the reader stands, and what was read ahead.
 
-    def _read(self) -> tuple[list[Task], dict[str, Any]]:
-        return self._reader.read(self._batch_size), self._reader.state_dict()
+        `step` is done.
+        """
+        self._end(step)
+        opened = [(each.size, each.before) for each in self._opened]
+        opened += [(len(each.tasks), each.before) for each in self._again]
+        state = {TASKSET: self._newest}
+        if not opened:
+            return state
+        # As the readings of tasks that begin one by one (`open_tasks`), of which all are there.
+        readings = [
+            {"number": number, "size": size, "before": before, "places": list(range(size))}
+            for number, (size, before) in enumerate(opened, step + 1)
+        ]
+        return state | {
+            OPEN: {"last_number": step + len(opened), "sizes": [size for size, _ in opened], "readings": readings}
+        }
+
+    def _end(self, step: int) -> None:
+        self._opened = [each for each in self._opened if each.step != step]
+
+    async def _read_on(self, number: int | None = None) -> Reading:
+        """Read from where the reader stands."""
+        reading: Reading = await self._call(self._read, number or self._batch_size)
+        self._newest = reading.after
+        return reading
+
+    async def _read_again(self, before: dict[str, Any], size: int) -> Reading:
+        await self._call(self._reader.load_state_dict, before)
+        reading: Reading = await self._call(self._read, size)
+        return reading
+
+    async def _continue_at(self, state: dict[str, Any]) -> None:
+        await self._call(self._reader.load_state_dict, state)
+        self._newest = state
+
+    def _read(self, number: int) -> Reading:
+        before = self._reader.state_dict()
+        return Reading(self._reader.read(number), before, self._reader.state_dict())
 
 
 def tell_of_empty(step: int, result: BatchResult, *, num_empty: int, is_first: bool, has_more: bool) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from trinity.common.constants import SELECTOR_METRIC, Mode
-from trinity.explorer.advantage_inputs import attach_baselines
+from trinity.common.constants import Mode
 from trinity.explorer.assembly import ExplorerParts
 from trinity.explorer.backpressure import wait_for_room
-from trinity.explorer.metrics import prefixed, rollout_metrics
+from trinity.explorer.metrics import prefixed, rollout_metrics, taskset_metrics
 from trinity.explorer.open_tasks import StreamedTasks
 from trinity.explorer.outcome import BatchResult, joined
+from trinity.explorer.refill import ProcessedStep, Refill
 from trinity.explorer.state import ExplorerState
 from trinity.explorer.step_tasks import StepTasks
 from trinity.explorer.summary import ExploreSummary
@@ -23,7 +25,6 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.buffer.store import AppendResult
     from trinity.common.config import Config
-    from trinity.common.experience import Experience
     from trinity.common.workflows.task import Task
     from trinity.explorer.open_tasks import Name
     from trinity.explorer.producer import Producer
@@ -42,12 +43,14 @@ class ExploredBatch:
         model_version: that the engine served when the step began.
         started: when that was, as `time.perf_counter()`.
         times: what the step waited for, as metrics.
+        lost: what became of the rollouts of tasks that others have replaced, by fate.
     """
 
     result: BatchResult
     model_version: int
     started: float
     times: dict[str, float]
+    lost: Counter[str] = field(default_factory=Counter)
 
 
 class ExploreSteps:
@@ -85,6 +88,8 @@ class ExploreSteps:
         self._served = served
         self._producer = producer
         self._monitor = monitor
+        most = config.data_processor.experience_pipeline.max_refill_batches * config.buffer.batch_size
+        self._refill = Refill(parts.pipeline, max_tasks=most)
 
     async def read_tasks(self, step: int) -> list[Task]:
         """Return the tasks of explore step `step`; none at the end of the run."""
@@ -120,13 +125,15 @@ class ExploreSteps:
             WorkflowError: no run was completed for several batches of tasks (E5130).
         """
         started, version, times = time.perf_counter(), self._served.engine.model_version, self._served.pop_times()
-        num_empty = 0
+        num_empty, lost = 0, Counter[str]()
         while True:
             result = await self._parts.scheduler.schedule(
                 tasks, batch=self._batch(step), with_baseline=self._parts.needs.baseline
             )
             if result.finished_tasks:
-                return ExploredBatch(result, version, started, times | {"rollout/empty_batch_count": num_empty})
+                times |= {"rollout/empty_batch_count": num_empty}
+                return ExploredBatch(result, version, started, times, lost)
+            lost += result.fates
             num_empty, is_first = num_empty + 1, not self.state.explore_step
             tasks = await self._tasks.replace(step, result, num_empty=num_empty, is_first=is_first)
             if not tasks:
@@ -159,12 +166,16 @@ class ExploreSteps:
 
         Then log the step and report it as finished.
         """
-        result = rollout.result
-        metrics = rollout_metrics(result) | attach_baselines(result)
+        done = await self._refill.process(
+            rollout.result, further=partial(self._roll_out_more, step), feedback=self._tasks.feedback
+        )
+        metrics = rollout_metrics(done.result) | done.baselines
+        readers = self._parts.reader.by_number
+        if len(readers) > 1:
+            names = {number: reader.config.name for number, reader in readers.items()}
+            metrics |= taskset_metrics(done.result, names)
         metrics["rollout/model_version"] = rollout.model_version
-        experiences, own = await self._parts.pipeline.process(result.experiences)
-        await self._tasks.feedback(own.pop(SELECTOR_METRIC, {}))
-        metrics |= prefixed("experience_pipeline", own)
+        metrics |= prefixed("experience_pipeline", done.metrics)
         metrics["time/wait_room"] = await wait_for_room(
             self._producer, self._served.synchronizer, timeout_s=self._config.synchronizer.sync_timeout
         )
@@ -172,11 +183,12 @@ class ExploreSteps:
         self.state.explore_step = step
         self.state.readers = self._tasks.finish(step)
         # Nothing is waited for from here to the report: a checkpoint with this step's rows must know that it is done.
-        appended = await self._append(step, experiences)
+        appended = await self._append(step, done, done.counts + rollout.lost)
         if appended.duplicates:
             logger.info("explore step %d was in the store already: it stays as it is", step)
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
-        metrics["time/wait_explore_step"] = result.wall_s
+        metrics |= appended.fates.metrics()
+        metrics["time/wait_explore_step"] = done.result.wall_s
         metrics["time/explore_step"] = time.perf_counter() - rollout.started
         self._monitor.log(metrics | rollout.times, step=step)
         failpoint("explore.after_rollout")
@@ -191,12 +203,25 @@ class ExploreSteps:
         """
         return f"{self._producer.name}/{step}" if self._config.mode == Mode.EXPLORE else step
 
-    async def _append(self, step: int, experiences: list[Experience]) -> AppendResult:
+    async def _roll_out_more(self, step: int, number: int, first: int) -> BatchResult | None:
+        """Run the rollouts of further tasks of a step; None where there are none."""
+        batch, tasks = await self._tasks.more(step, number)
+        if not tasks:
+            return None
+        result = await self._parts.scheduler.schedule(
+            tasks, batch=self._batch(batch), first=first, with_baseline=self._parts.needs.baseline
+        )
+        failpoint("explore.while_refilling")
+        return result
+
+    async def _append(self, step: int, done: ProcessedStep, counts: Counter[str]) -> AppendResult:
         """Store a step's experiences and the explorer's snapshot after it."""
         self._note_place()
         self.state.monitor["lines"] += 1  # the line of this step, which comes next
         snapshot = json.dumps(self.state.as_json())
-        return await self._producer.append(experiences, explore_step=step, snapshot=snapshot)
+        return await self._producer.append(
+            done.experiences, explore_step=step, snapshot=snapshot, counts=counts, came=done.result.experiences
+        )
 
     def _note_place(self) -> None:
         self.state.model_version = self._served.engine.model_version

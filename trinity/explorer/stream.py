@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ class _Stream:
         self._granted = 0
         self._ask_again = 0.0  # not before, after an answer of none
         self._step = steps.state.explore_step  # the last that was taken from the ended tasks
-        self._num_empty = 0
+        self._num_empty, self._lost = 0, Counter[str]()
         self._last_ended = time.perf_counter()
         self._is_trainer_finished = False
         self._woken = asyncio.Event()
@@ -193,6 +194,8 @@ class _Stream:
             await self._leave_out(batch)
             return
         batch.times["rollout/empty_batch_count"] = self._num_empty
+        batch.lost.update(self._lost)
+        self._lost.clear()
         self._num_empty, self._step = 0, self._step + 1
         self._num_finishing = len(names)
         self._finishing = asyncio.ensure_future(self._steps.finish_step(self._step, batch))
@@ -200,6 +203,7 @@ class _Stream:
 
     async def _leave_out(self, batch: ExploredBatch) -> None:
         self._num_empty += 1
+        self._lost += batch.result.fates
         has_more = bool(self._tasks.open.sizes) or await self._steps.read_ahead(self._step + 1)
         is_first = not self._steps.state.explore_step
         tell_of_empty(self._step + 1, batch.result, num_empty=self._num_empty, is_first=is_first, has_more=has_more)

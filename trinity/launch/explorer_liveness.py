@@ -24,6 +24,16 @@ ALONE_S = 10.0
 AGAIN_S = 60.0
 
 
+def _stored(config: Config, runs: list[str]) -> str:
+    """Return what the database has of other runs, and how to train on it."""
+    if not runs:
+        return ""
+    return (
+        f". The database has rollouts of {', '.join(runs)}, and a run trains on its own: to train on those, stop, and "
+        f"write them for this one with `trinity rescore JOB --for {config.project}/{config.name} -o DATABASE`"
+    )
+
+
 async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
     """Warn of explorers that ended unfinished.
 
@@ -42,10 +52,11 @@ async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
         now = time.monotonic()
         if not producers and not is_alone_told and now - started > ALONE_S:
             is_alone_told = True
+            others = await asyncio.to_thread(store.runs, experience_buffer(config))
             logger.warning(
-                "no explorer has joined %s yet; start one with mode explore under project %s and name %s",
-                job_dir, config.project, config.name,
-            )  # fmt: skip
+                "no explorer has joined %s yet; start one with mode explore under project %s and name %s%s",
+                *(job_dir, config.project, config.name, _stored(config, [run for run, _ in others])),
+            )
         for name, is_open in producers.items():
             lock = part_lock(job_dir, name)
             if not is_open or is_held(lock):

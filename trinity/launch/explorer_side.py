@@ -96,6 +96,7 @@ class ExplorerSide(Side["ExploreSummary"]):
             place=self._place,
         )
         await self._prepare_engines()
+        await self._make_tasks()
         await self._explorer.prepare()
         planned = self._explorer.planned_steps
         self._tell_total(config.explorer.name, planned, step=self._explorer.state.explore_step)
@@ -156,6 +157,13 @@ class ExplorerSide(Side["ExploreSummary"]):
         self._engines = [engine, *create_auxiliary_models(self.config, self.runtime)]
         return engine
 
+    async def _make_tasks(self) -> None:
+        """Let the task pipeline write what the explorer reads."""
+        if self.config.data_processor.task_pipeline is not None:
+            from trinity.explorer.task_pipeline import process_tasks
+
+            await asyncio.to_thread(process_tasks, self.config, self._engines[1:])
+
     async def _prepare_engines(self) -> None:
         for each in self._engines:
             await each.prepare()
@@ -167,7 +175,7 @@ class ExplorerSide(Side["ExploreSummary"]):
             return
         from trinity.explorer.assembly import experience_buffer, store_scope
 
-        name, scope = self.config.explorer.name, store_scope(self.config)
+        name, scope = self.config.explorer.name, dict[str, Any](store_scope(self.config))
         store.complete_backup(experience_buffer(self.config), producer=name, **scope)
         logger.info("experiences are written to %s", store.backup.path)
 

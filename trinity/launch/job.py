@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ SAFE_CHANGES = (
     "monitor",
     "service",
     "stages",
+    "written",
     "mode",
     "ray_namespace",
     "buffer.explorer_input.eval_tasksets",
@@ -61,6 +63,7 @@ SAFE_CHANGES = (
     "trainer.trainer_config.trainer.resume_from_path",
     "trainer.save_hf_checkpoint",
     "trainer.max_checkpoints_to_keep",
+    "trainer.checkpoint_upload_dir",
 )
 
 # The length of a run, wherever it was handed down to.
@@ -337,6 +340,12 @@ def check_same_config(
             "is derived from KEY as well",
             code="E7004",
         )
+
+
+def accepts_change(key: str, accepted: Sequence[str]) -> bool:
+    """Return whether a resumed run may have another value of a key."""
+    plain = re.sub(r"\[\d+\]", "", key)  # of entries of lists, as the whole list
+    return _is_safe(plain) or _is_accepted(key, accepted) or _is_accepted(plain, accepted)
 
 
 def _is_accepted(key: str, accepted: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ def with_local_models(plan: Plan, resolve: Resolve) -> Plan:
     """
     wanted: dict[str, tuple[StagePlan, str, bool]] = {}
     for stage in plan.stages:
-        for key, path, needs_weights in _models(stage.config):
+        for key, path, needs_weights in models_of(stage.config):
             if is_hub_id(path):
                 first = wanted.setdefault(path, (stage, key, needs_weights))
                 wanted[path] = (*first[:2], first[2] or needs_weights)
@@ -50,10 +50,10 @@ def with_local_models(plan: Plan, resolve: Resolve) -> Plan:
         raise ConfigErrors(problems)
     if not folders:
         return plan
-    return replace(plan, stages=[replace(stage, config=_replaced(stage.config, folders)) for stage in plan.stages])
+    return replace(plan, stages=[replace(stage, config=with_places(stage.config, folders)) for stage in plan.stages])
 
 
-def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
+def models_of(config: Config) -> Iterator[tuple[str, str, bool]]:
     """Yield key, path and need for weights of each model a stage reads."""
     explores, detailed = config.mode != Mode.TRAIN, config.trainer.trainer_config
     is_served = config.explorer.rollout_model.engine_type != "external"
@@ -70,18 +70,27 @@ def _models(config: Config) -> Iterator[tuple[str, str, bool]]:
         yield f"{key}.input_tokenizer", reward.model.input_tokenizer or "", False
 
 
-def _replaced(section: Section, folders: Mapping[str, str], *, parent: str = "") -> Section:
-    """Return a section with folders in place of model and tokenizer ids."""
+def with_places(
+    section: Section, folders: Mapping[str, str], *, names: Collection[str] = (), parent: str = ""
+) -> Section:
+    """Return a section with other values of the keys that name models.
+
+    Args:
+        section: a configuration, or a part of it.
+        folders: the new values by the old ones.
+        names: further keys.
+        parent: the key that the section is the value of.
+    """
 
     def new(name: str, value: Any) -> Any:
         if isinstance(value, BaseModel):
-            return _replaced(value, folders, parent=name)
+            return with_places(value, folders, names=names, parent=name)
         if isinstance(value, list | tuple):
-            return type(value)(new(parent, item) for item in value)
+            return type(value)(new(name, item) for item in value)
         if isinstance(value, dict):
             return {key: new(parent, item) for key, item in value.items()}
-        names_model = name in NAMES or (parent, name) == ("model", "path")
-        return folders.get(value, value) if isinstance(value, str) and names_model else value
+        is_meant = name in NAMES or name in names or (parent, name) == ("model", "path")
+        return folders.get(value, value) if isinstance(value, str) and is_meant else value
 
     update = {name: changed for name, value in section if (changed := new(name, value)) != value}
     return section.model_copy(update=update) if update else section

@@ -28,6 +28,7 @@ from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
+    from trinity.buffer.store.types import Fates
     from trinity.common.config import Config
     from trinity.synchronizer.base import Synchronizer
 
@@ -271,6 +272,11 @@ class RemoteSide(Generic[R]):
         """Return how many experiences are not trained, and of how many."""
         left, total = await self._handle.untrained()
         return left, total
+
+    async def fates(self) -> Fates | None:
+        """Return what became of the rollouts; None: it has no store."""
+        found: Fates | None = await self._handle.fates()
+        return found
 
     async def served(self) -> ServedAt | None:
         """Return where callers are answered; None: nowhere."""

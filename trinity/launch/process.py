@@ -14,11 +14,12 @@ from pathlib import Path
 from trinity.utils.cores import available_cores
 from trinity.utils.memory import keep_freed_memory
 
+PARALLEL_TOKENIZERS = "TOKENIZERS_PARALLELISM"
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
     "GOMP_SPINCOUNT",
-    "TOKENIZERS_PARALLELISM",
+    PARALLEL_TOKENIZERS,
     "MKL_CBWR",
     "CUBLAS_WORKSPACE_CONFIG",
 )
@@ -61,7 +62,7 @@ def prepare_process(model_path: str, *, deterministic: bool) -> None:
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
-        "TOKENIZERS_PARALLELISM": "false",
+        PARALLEL_TOKENIZERS: "false",
     }
     if deterministic:
         defaults |= {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trinity.common.checkpoint import CheckpointStore, verify_checkpoint
+from trinity.common.checkpoint import MANIFEST, CheckpointStore, verify_checkpoint
 from trinity.common.errors import CheckpointError
 from trinity.utils.disk import write_atomically
 from trinity.utils.log import get_logger
@@ -46,8 +46,21 @@ def goes_back(checkpoints: CheckpointStore, path: Path) -> bool:
     Raises:
         CheckpointError: as of `rewound`.
     """
+    if is_foreign(checkpoints, path):
+        return False
     _, step = _target(checkpoints, path)
     return not _was_asked(checkpoints.job_dir, step) and any(number > step for number in checkpoints.steps())
+
+
+def is_foreign(checkpoints: CheckpointStore, path: Path) -> bool:
+    """Return whether a path is a checkpoint of another program.
+
+    It is not in the job's folder, has no manifest, and a policy in the shards of ranks.
+    """
+    target = path.expanduser().absolute()
+    is_elsewhere = target.parent.resolve() != checkpoints.job_dir.absolute().resolve()
+    has_shards = any((target / "actor").glob("model_world_size_*_rank_*.pt"))
+    return is_elsewhere and has_shards and not (target / MANIFEST).is_file()
 
 
 def _target(checkpoints: CheckpointStore, path: Path) -> tuple[Path, int]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.catalogue import builtin_catalogue
-from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import (
     Config,
     ConfigErrors,
@@ -24,9 +23,12 @@ from trinity.common.config import (
     load_plan,
     plugin_dirs_of,
 )
-from trinity.common.constants import BENCH, Mode
-from trinity.common.errors import CheckpointError, ConfigError, ExitCode, TrinityError
+from trinity.common.config.showing import unwritten_types
+from trinity.common.constants import BENCH
+from trinity.common.errors import ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
+from trinity.launch.completion import finished_model, is_to_go_back, length_of, may_get_more
+from trinity.launch.copies import RECORDED, check_same_content, fetched_record, with_local_copies
 from trinity.launch.facts import check_same_facts, compute_as_the_command
 from trinity.launch.job import (
     RUNNING,
@@ -42,7 +44,6 @@ from trinity.launch.job import (
 from trinity.launch.models import with_local_models
 from trinity.launch.parts import check_shared_keys, part_of
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
-from trinity.launch.rewind import goes_back
 from trinity.launch.stop import StopSignal
 from trinity.launch.type_check import check_type_of
 from trinity.preflight.machine import refuse_unfit_machine
@@ -122,12 +123,13 @@ def plan_run(source: ConfigSource, options: RunOptions) -> Plan:
 
     `continue_from_checkpoint: false` renames a job that exists.
 
-    Models that are given by their hub id are in the local cache then, and the plan has their folders.
+    Models that are given by their hub id are in the local cache then, and so is what is given by an address; the plan
+    has their folders.
 
     Raises:
-        ConfigErrors: all that is wrong with the file, or a model cannot be had.
+        ConfigErrors: all that is wrong with the file, or a model or a file cannot be had.
     """
-    return with_local_models(_planned(source, options), fetched_model)
+    return with_local_models(with_local_copies(_planned(source, options)), fetched_model)
 
 
 def _planned(source: ConfigSource, options: RunOptions) -> Plan:
@@ -192,8 +194,8 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
     with options.stop or StopSignal() as stop, explained_imports():
         for number, stage in enumerate(plan.stages):
             given, stage = previous, _after(stage, previous)
-            previous = _finished_model(stage.config)
-            if previous is not None and not _may_get_more(stage.config) and not _goes_back(stage.config, plan):
+            previous = finished_model(stage.config)
+            if previous is not None and not may_get_more(stage.config) and not is_to_go_back(stage.config, plan):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
                 continue
             stop.refuse()
@@ -206,7 +208,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
             if outcome.stopped is not None:
                 result.exit_code = outcome.stopped
                 break
-            previous = _finished_model(stage.config)
+            previous = finished_model(stage.config)
     return result
 
 
@@ -218,7 +220,7 @@ def begun(plan: Plan, number: int) -> StagePlan:
     Raises:
         CheckpointError: the stage before is complete but its model is gone.
     """
-    return _after(plan.stages[number], _finished_model(plan.stages[number - 1].config) if number else None)
+    return _after(plan.stages[number], finished_model(plan.stages[number - 1].config) if number else None)
 
 
 def unforeseen(error: Exception) -> TrinityError:
@@ -258,60 +260,6 @@ def _after(stage: StagePlan, model: Path | None) -> StagePlan:
     return replace(stage, config=changed)
 
 
-def _finished_model(config: Config) -> Path | None:
-    """Return the Hugging Face folder of a complete stage.
-
-    None if the stage is not complete, or is to continue.
-
-    Raises:
-        CheckpointError: the stage is complete but its model is gone.
-    """
-    job_dir = Path(config.checkpoint_job_dir)
-    record = read_record(job_dir, part_of(config))
-    if (
-        config.mode in (Mode.EXPLORE, Mode.SERVE, Mode.BENCH)
-        or record.get("status") != "done"
-        or record.get("length") != _length(config)
-    ):
-        return None
-    model = job_dir / f"global_step_{record['training_step']}" / "actor" / "huggingface"
-    if not (model / "config.json").is_file():
-        raise CheckpointError(
-            f"{job_dir} is recorded as complete but {model} does not exist; delete {job_dir} to run it again",
-            code="E7013",
-        )
-    return model
-
-
-def _may_get_more(config: Config) -> bool:
-    """Return whether a complete stage continues if an explorer joins.
-
-    True for a part that runs apart and has no last training step (`trainer.total_steps` is null).
-    """
-    return part_of(config) is not None and config.trainer.total_steps is None
-
-
-def _goes_back(config: Config, plan: Plan) -> bool:
-    """Return whether a complete stage continues from an older checkpoint.
-
-    The setting is `resume_mode: resume_path`.
-    """
-    verl, job_dir = config.trainer.trainer_config.trainer, Path(config.checkpoint_job_dir)
-    path = Path(str(verl.resume_from_path))
-    others = {Path(stage.config.checkpoint_job_dir).absolute() for stage in plan.stages} - {job_dir.absolute()}
-    if verl.resume_mode != "resume_path" or path.expanduser().absolute().parent in others:
-        return False
-    return goes_back(CheckpointStore(job_dir), path)
-
-
-def _length(config: Config) -> list[int | None]:
-    """Return the settings that decide how long a stage runs.
-
-    A complete stage with a greater length continues.
-    """
-    return [config.trainer.total_steps, config.buffer.total_steps, config.buffer.total_epochs]
-
-
 def _put_back(
     plan: Plan, options: RunOptions, number: int, model: Path | None, values: Mapping[str, Any]
 ) -> str | None:
@@ -325,7 +273,8 @@ def _put_back(
         other = load_plan(plan.source, overrides, catalogue=builtin_catalogue(options.plugin_dirs))
     except ConfigErrors:
         return None
-    return dump_config(_after(other.stages[number], model).config)
+    stage = _after(other.stages[number], model)
+    return dump_config(stage.config, stage.references)
 
 
 def _run_stage(
@@ -340,7 +289,7 @@ def _run_stage(
     try:
         if read_record(job_dir, part).get("status") == RUNNING:  # nobody was left to say how it ended
             write_record(job_dir, part, status="killed")
-        text = dump_config(config)
+        text = dump_config(config, stage.references, addresses=stage.addresses)
         check_shared_keys(job_dir, part, text)
         if part != BENCH:  # an evaluation continues nothing
             check_same_config(
@@ -351,11 +300,14 @@ def _run_stage(
                 derived={each.key: each.reason for each in stage.derived},
                 put_back=put_back,
             )
+            check_same_content(job_dir, stage.fetched, accepted=options.accepted_changes, part=part)
         set_level(config.log.level)
         # The driver of a cluster computes nothing but evaluations, and imports no torch.
         if config.deterministic and (config.cluster.runtime != "ray" or part == BENCH):
             use_deterministic_algorithms()
-        with recorded(job_dir, part, text, stage=stage.name) as attempt:
+        facts: dict[str, Any] = {"stage": stage.name, "unwritten": unwritten_types(config), "command": options.command}
+        facts[RECORDED] = fetched_record(stage.fetched)
+        with recorded(job_dir, part, text, **facts) as attempt:
             return _perform(stage, stop, options, attempt)
     finally:
         sweep()
@@ -385,7 +337,7 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
         part,
         status="done" if outcome.stopped is None else "stopped",
         exit_code=int(outcome.stopped or ExitCode.DONE),
-        length=_length(config),
+        length=length_of(config),
         training_step=outcome.training_step,
         explore_step=outcome.explore_step,
         seconds=round(read_record(job_dir, part).get("seconds", 0.0) + outcome.seconds, 3),

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from trinity.common.config.interpolation import resolve_interpolations
+from trinity.common.config.overrides import parse_path
+from trinity.common.config.problems import ConfigErrors
+from trinity.common.config.reading import read_file
 from trinity.common.errors import ConfigError, DataError
+from trinity.launch.job import PARTS_FOLDER, config_file
 from trinity.utils.log import REDACTED
 
 if TYPE_CHECKING:
     from trinity.buffer.records import Order
+    from trinity.buffer.store.types import Fates
     from trinity.common.schema.sql_schema import ExperienceModel
 
 _OF_EVALUATIONS = ("eval", "bench")
@@ -60,6 +64,28 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
     return found
 
 
+def fates_of(job: Path, *, url: str | None = None) -> dict[str, Fates]:
+    """Return what became of a run's rollouts, by buffer.
+
+    Args:
+        job: folder of a run.
+        url: of the database; None: the one that the run's `config.yaml` names.
+
+    Raises:
+        ConfigError: it is no folder of a run, or its database is not named (E1922).
+        EnvironmentProblem: the database cannot be read (E3435).
+        StoreError: the numbers of a buffer do not add up (E5213).
+    """
+    from trinity.buffer.records import Records
+
+    place, run = place_of(job, url=url)
+    records = Records(place)
+    try:
+        return records.fates(run)
+    finally:
+        records.close()
+
+
 def place_of(job: Path, *, url: str | None = None) -> tuple[str, str]:
     """Return the database of a run's folder, and the name of the run in it.
 
@@ -70,36 +96,54 @@ def place_of(job: Path, *, url: str | None = None) -> tuple[str, str]:
     Raises:
         ConfigError: it is no folder of a run, or its database is not named (E1922).
     """
-    tree = _configuration(job)
+    parts = sorted((job / PARTS_FOLDER).glob("*.yaml"))
+    # Of a job whose parts run apart that of one of them: they have the database in common.
+    tree = _read(job, parts[0]) if parts and not config_file(job).exists() else configuration_of(job)
     return url or _database(job, tree), f"{tree.get('project')}/{tree.get('name')}"
 
 
-def _configuration(job: Path) -> dict[str, Any]:
-    file = job / "config.yaml"
+def configuration_of(job: Path) -> dict[str, Any]:
+    """Return the configuration that a run's folder holds.
+
+    Secrets are hidden, except those that were written as references to environment variables that are set.
+
+    Raises:
+        ConfigError: it is no folder of a run (E1922).
+    """
+    return _read(job, config_file(job))
+
+
+def _read(job: Path, file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        written = read_file(file)
+    except ConfigErrors as error:
         raise ConfigError(
-            f"{job} is no folder of a run: {file} cannot be read ({error}); give "
+            f"{job} is no folder of a run: {error.problems[0].message}; give "
             "<checkpoint_root_dir>/<project>/<name>[/<stage>]",
             code="E1922",
         ) from error
-    return tree if isinstance(tree, dict) else {}
+    tree, problems = resolve_interpolations(written)
+    for problem in problems:  # a variable that is not set here
+        tree.put(parse_path(problem.key) or (), REDACTED)
+    return tree.values
 
 
 def _database(job: Path, tree: dict[str, Any]) -> str:
     own = job / "buffer" / "experience.db"
     buffer = (((tree.get("buffer") or {}).get("trainer_input")) or {}).get("experience_buffer") or {}
     path = str(buffer.get("path") or "")
-    if own.exists() or "://" not in path:
-        return f"sqlite:///{own}"
-    if REDACTED in path:
-        raise ConfigError(f"the password of {path} is hidden in {job / 'config.yaml'}; write --url", code="E1922")
-    return path
+    if not own.exists() and REDACTED in path:
+        raise ConfigError(
+            f"the password of the database ({path}) is hidden in {job / 'config.yaml'}; write --url, or set the "
+            "environment variable that the run had",
+            code="E1922",
+        )
+    return path if "://" in path and not own.exists() else f"sqlite:///{own}"
 
 
 def _experiences(url: str, run: str, asked: Asked) -> list[dict[str, Any]]:
-    from trinity.buffer.records import Records, Wanted
+    from trinity.buffer.records import Records
+    from trinity.buffer.wanted import Wanted
 
     records = Records(url)
     try:

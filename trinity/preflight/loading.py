@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trinity.common.config.problems import Finding
-from trinity.common.models.families import engine_problem
+from trinity.common.models.families import VISION, engine_problem
 from trinity.common.models.rotary_lengths import rotary_refusal
 from trinity.preflight.model_dir import POLICY
 from trinity.preflight.model_files import UnreadableFile, read_mapping
+from trinity.utils.syntax import parsed
 
 _TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
@@ -27,7 +28,7 @@ def causal_families() -> frozenset[str]:
     spec = importlib.util.find_spec("transformers")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         file = Path(folder, "models", "auto", "modeling_auto.py")
-        for node in ast.parse(file.read_text("utf-8")).body if file.is_file() else ():
+        for node in parsed(file.read_text("utf-8")).body if file.is_file() else ():
             names = node.targets if isinstance(node, ast.Assign) else ()
             if any(isinstance(name, ast.Name) and name.id == _TABLE for name in names):
                 pairs = [item.elts for item in ast.walk(node) if isinstance(item, ast.Tuple) and len(item.elts) == 2]
@@ -63,14 +64,14 @@ def check_loading(
     for name, value in (overrides or {}).items():
         old = config.get(name)
         config[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    family, known = config.get("model_type"), causal_families()
+    family, known = config.get("model_type"), causal_families() | {*VISION} if causal_families() else frozenset()
     if known and isinstance(family, str) and family not in known and not config.get("auto_map"):
         return [
             Finding(
                 "E3110",
                 key,
                 f"model_type {family!r} of config.json is none that transformers loads as a causal language model; "
-                "give a model of text only",
+                f"give a model of text only, or one with images of these families: {', '.join(VISION)}",
             )
         ]
     refusals = [("E5604", engine_problem(config) if is_served else None)]

@@ -9,15 +9,20 @@ from trinity.common.config import Config, ConfigErrors, Plan, StagePlan
 from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding, unique
 from trinity.preflight.data import check_data, check_tables
+from trinity.preflight.data_juicer import check_data_juicer
 from trinity.preflight.devices import check_devices
 from trinity.preflight.division import check_division
 from trinity.preflight.extras import check_extras
 from trinity.preflight.families import check_families
+from trinity.preflight.gpu_memory import check_gpu_memory
 from trinity.preflight.heads import CRITIC, REWARD_MODEL
+from trinity.preflight.images import check_images
 from trinity.preflight.model_dir import POLICY
 from trinity.preflight.models import check_auxiliary, check_critic, check_policy, check_reward_model
 from trinity.preflight.prompts import check_prompts
+from trinity.preflight.scorers import RESUME, check_resumed, check_scorers
 from trinity.preflight.space import ROOT, check_space
+from trinity.preflight.trackers import check_trackers
 from trinity.utils.log import get_logger
 
 logger = get_logger("preflight")
@@ -36,19 +41,26 @@ def check_machine(plan: Plan) -> list[Finding]:
         of_paths: tuple[tuple[str, Check], ...] = (
             (POLICY, check_policy),
             (POLICY, check_families),
+            (POLICY, check_images),
             (CRITIC, check_critic),
             (str(KEYS.trainer), check_division),
             (str(KEYS.explorer.auxiliary_models), partial(check_auxiliary, catalogue=stage.catalogue)),
             (REWARD_MODEL, partial(check_reward_model, catalogue=stage.catalogue)),
             (str(KEYS.buffer), partial(check_data, catalogue=stage.catalogue)),
             (str(KEYS.buffer), partial(check_tables, written=frozenset(written))),
+            (str(KEYS.buffer), check_scorers),
+            (str(RESUME), check_resumed),
             (str(KEYS.buffer), check_prompts),
+            (str(KEYS.data_processor), check_data_juicer),
             (ROOT, check_space),
         )
         for key, check in of_paths:
             found += _looked_at(stage, key, check)
         found += map(stage.placed, check_extras(stage.config, catalogue=stage.catalogue))
         found += map(stage.placed, check_devices(stage.config))
+        found += _looked_at(stage, POLICY, check_gpu_memory)
+        built_in = {name: dict(of.args) for name, of in stage.catalogue.contents("monitor").items()}
+        found += map(stage.placed, check_trackers(stage.config, catalogue_args=built_in))
         output = stage.config.buffer.trainer_input.experience_buffer
         written |= {str(output.path)} if output is not None and stage.config.mode != "train" else set()
     return unique(found)

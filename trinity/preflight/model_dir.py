@@ -18,6 +18,7 @@ from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.models.hub import is_hub_id, is_offline
 from trinity.preflight.model_files import UnreadableFile, embedding_rows, largest_token, read_headers, read_mapping
+from trinity.utils.remote.addresses import is_remote, shown
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -82,6 +83,8 @@ def check_model_dir(
 
 
 def _missing_path(given: str, root: Path, *, key: str) -> Finding:
+    if is_remote(given):
+        return not_fetched(key, given)
     what = "is not a directory" if root.exists() else "does not exist"
     hint = ""
     if is_hub_id(given):
@@ -95,6 +98,12 @@ def _missing_path(given: str, root: Path, *, key: str) -> Finding:
     if near:
         hint += f"; did you mean {root.parent / near[0]}?"
     return Finding("E3101", key, f"model_path {given} {what}{hint or '; give the directory of a model'}")
+
+
+def not_fetched(key: str, address: str) -> Finding:
+    """Return the warning about what is not on this machine yet (W3112)."""
+    message = f"`{key}`: {shown(address)} is fetched when the run starts; nothing of it was looked at"
+    return Finding("W3112", key, message, suggestion="run `trinity validate --fetch` to fetch it now")
 
 
 def _missing_files(root: Path, *, key: str, need_tokenizer: bool) -> Iterator[Finding]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity.common.config.keys import EXPERIENCES, KEYS
+from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.preflight.adapter import check_adapter_dir, check_targets
 from trinity.preflight.data import trained_dataset
 from trinity.preflight.heads import CRITIC, REWARD_MODEL, critic_findings, reward_model_findings, teacher_findings
-from trinity.preflight.model_dir import check_model_dir, syntax_findings
+from trinity.preflight.model_dir import check_model_dir
 
 if TYPE_CHECKING:
     from trinity.common.config import Catalogue, Config
@@ -31,8 +31,6 @@ def check_policy(config: Config) -> Iterator[Finding]:
             yield from check_adapter_dir(Path(adapter.path).expanduser())
     dataset = trained_dataset(config)
     own_template = dataset.format.chat_template if dataset is not None else None
-    if own_template:
-        yield from syntax_findings("format.chat_template", own_template, key=str(EXPERIENCES.format.chat_template))
     if model.model_path:
         yield from check_model_dir(
             model.model_path,

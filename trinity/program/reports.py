@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config, ConfigErrors, Derived, Finding, Plan, StagePlan
@@ -18,6 +18,9 @@ from trinity.monitor.jsonl import read_metrics
 from trinity.monitor.monitor import METRICS_FILE, RESERVED
 from trinity.program.events import EVALUATION
 from trinity.quickstart.summary import StageRun, Summary, latest_hf_model, summarize
+
+if TYPE_CHECKING:
+    from trinity.buffer.store.types import Fates
 
 _SCORE = re.compile(r"bench/(?P<taskset>.+)/(?P<metric>[^/]+)/(?P<what>mean@\d+)")
 
@@ -38,6 +41,7 @@ class StageReport:
         checkpoints: folders of the checkpoints that are kept, oldest first.
         metrics: the last value of every metric.
         evaluations: metrics of each evaluation by its explore step; in mode bench, by training step.
+        fates: what became of the rollouts; None where there are none, or the stage was complete before.
     """
 
     name: str | None
@@ -51,6 +55,7 @@ class StageReport:
     checkpoints: tuple[Path, ...] = field(repr=False)
     metrics: Mapping[str, float] = field(repr=False)
     evaluations: Mapping[int, Mapping[str, float]] = field(repr=False)
+    fates: Fates | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,7 @@ def _stage_report(stage: StagePlan, done: StageResult | None) -> StageReport:
         checkpoints=tuple(job_dir / f"global_step_{step}" for step in CheckpointStore(job_dir).steps()),
         metrics=_last_values(lines),
         evaluations=done.evaluations if done is not None and done.evaluations else _evaluations(lines),
+        fates=None if done is None else done.fates,
     )
 
 

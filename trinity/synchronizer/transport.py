@@ -35,7 +35,7 @@ from trinity.runtime.base import Objects
 from trinity.runtime.objects import LocalObjects
 from trinity.synchronizer.base import not_held
 from trinity.synchronizer.broadcast import BroadcastTransport
-from trinity.utils.disk import exchange, system_error
+from trinity.utils.disk import exchange, sync_to_disk, system_error
 from trinity.utils.failpoints import failpoint
 from trinity.utils.meeting import LOOPBACK
 
@@ -173,14 +173,14 @@ class CheckpointTransport:
         (temporary / LOCK_FILE).touch()
         (temporary / TICKET_FILE).write_text(ticket.as_json())
         for file in temporary.iterdir():
-            _flush(file)
+            sync_to_disk(file)
         failpoint("sync.before_publish")
         if not final.exists():
             os.rename(temporary, final)
         elif not exchange(temporary, final):
             shutil.rmtree(final)
             os.rename(temporary, final)
-        _flush(self.folder)
+        sync_to_disk(self.folder)
         shutil.rmtree(temporary, ignore_errors=True)  # what the version was before
         hint = self.job_dir / f".{LATEST_FILE}.tmp"
         hint.write_text(str(version))
@@ -264,12 +264,3 @@ def transport_of(config: Config, *, objects: Objects | None = None) -> Transport
         job_dir = Path(config.checkpoint_job_dir)
         return CheckpointTransport(job_dir, is_delta=config.synchronizer.checkpoint_delta)
     return MemoryTransport(objects, can_publish_live=not has_engines_apart(config))
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,12 @@ import ctypes
 import errno
 import os
 import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from trinity.common.errors import EnvironmentProblem
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NAMED = re.compile(r"\(os error (\d+)\)")
@@ -39,6 +44,15 @@ def free_mib(path: Path) -> float:
     return status.f_bavail * status.f_frsize / 2**20
 
 
+def sync_to_disk(path: Path) -> None:
+    """Bring a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two entries atomically.
 
@@ -65,7 +79,7 @@ def write_atomically(path: Path, text: str) -> None:
     A reader sees the old or the new content, also after a crash.
     """
     path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _made_aside(path)
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
@@ -75,3 +89,38 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def new_file(output: Path) -> Iterator[Path]:
+    """Give the place of a file that is named `output` when it is whole.
+
+    Its folder is made. A block that fails leaves nothing.
+
+    Raises:
+        EnvironmentProblem: the file exists, or cannot be written (E3601).
+    """
+    if os.path.lexists(output):
+        raise EnvironmentProblem(f"{output} exists already; remove it, or name another --output", code="E3601")
+    temporary = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _made_aside(output)
+        yield temporary
+        os.replace(temporary, output)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", code="E3601") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _made_aside(path: Path) -> Path:
+    """Return a new, empty file beside `path`.
+
+    Nobody can know its name, and what has that name already is not opened: a link that another user planted in a shared
+    folder would be followed.
+    """
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    return made

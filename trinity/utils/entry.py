@@ -46,12 +46,16 @@ class Entry:
         also_needed: lines of YAML outside of `algorithm` that an algorithm type needs.
         has_check: an algorithm type has a `check_config` of its own.
         default_reward_fn: reward function of a workflow where the taskset names none.
+        reads_format: a workflow's prompt follows `system_prompt`, `system_prompt_key` and `reply_prefix` of the format.
         gives_scores: a reward function scores; otherwise a reward model has to.
         mixes_experts: a sample strategy adds rows of an expert: `expert_data_ratio` of a batch from `sft_dataset_name`.
         of_rollouts: a sample strategy chooses among rollouts, so that it cannot read a dataset.
         drops_experiences: an operator may drop experiences.
         changes_rewards: an operator may change rewards.
         is_classifier: the model of a reward model is a sequence classifier of Hugging Face.
+        num_features: fewest and most columns of numbers that a selector reads, the latter null without a bound; null:
+            it does not say.
+        learns_from_feedback: what a selector chooses depends on how earlier tasks went.
         package: module of an optional package that a monitor, a workflow or a reward function needs.
         deprecated_for: the name to write in place of this one.
     """
@@ -86,12 +90,15 @@ class Entry:
     also_needed: tuple[str, ...] = ()
     has_check: bool = False
     default_reward_fn: str | None = None
+    reads_format: bool = False
     gives_scores: bool = True
     mixes_experts: bool = False
     of_rollouts: bool = False
     drops_experiences: bool = False
     changes_rewards: bool = False
     is_classifier: bool = False
+    num_features: tuple[int, int | None] | None = None
+    learns_from_feedback: bool = False
     package: str = ""
     deprecated_for: str = ""
 
@@ -136,6 +143,8 @@ class Entry:
             read[name] = frozenset(read.get(name, ()))
         ranges = read.get("ranges", {})
         read["ranges"] = {name: rule if isinstance(rule, str) else tuple(rule) for name, rule in ranges.items()}
+        features = read.get("num_features")
+        read["num_features"] = None if features is None else tuple(features)
         read["also_needed"] = tuple(read.get("also_needed", ()))
         return cls(**read)
 

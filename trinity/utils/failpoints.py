@@ -36,6 +36,7 @@ NAMES = (
     "store.commit_step.after_commit",
     "train.before_step",
     "train.after_step",
+    "explore.while_refilling",
     "explore.after_rollout",
     "serve.after_record",
     "serve.after_feedback",
@@ -47,6 +48,11 @@ NAMES = (
     "sync.after_bucket",
     "sync.after_bucket_received",
     "engine.before_weights",
+    "convert.before_rename",
+    "convert.after_file",
+    "remote.after_piece",
+    "remote.before_rename",
+    "remote.after_upload",
 )
 
 

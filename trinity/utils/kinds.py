@@ -110,13 +110,13 @@ KINDS: dict[str, Kind] = {
     "workflow": Kind(
         "WORKFLOWS",
         reads_mapping=True,
-        needs=frozenset({"prompt", "reward_fn", "auxiliary_model"}),
-        copied=frozenset({"default_reward_fn", "package"}),
+        needs=frozenset({"prompt", "reward_fn", "auxiliary_model", "images"}),
+        copied=frozenset({"default_reward_fn", "package", "reads_format"}),
     ),
     "reward_fn": Kind("REWARD_FUNCTIONS", needs=frozenset({"truth"}), copied=frozenset({"gives_scores", "package"})),
     "reward_model": Kind("REWARD_MODELS", given_arguments=frozenset({"config"}), copied=frozenset({"is_classifier"})),
     "operator": Kind("EXPERIENCE_OPERATORS", copied=frozenset({"drops_experiences", "changes_rewards"})),
-    "selector": Kind("SELECTORS", reads_mapping=True),
+    "selector": Kind("SELECTORS", reads_mapping=True, copied=frozenset({"num_features", "learns_from_feedback"})),
     "monitor": Kind("MONITOR", reads_mapping=True, is_asked=True, copied=frozenset({"package"})),
     "priority_fn": Kind("PRIORITY_FUNC", has_default_config=True),
 }

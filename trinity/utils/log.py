@@ -26,6 +26,12 @@ BACKUPS = 3
 _secrets: set[str] = set()
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^/\s:@]*):(?P<word>[^@/\s]+)@")
 _SECRET_NAME = re.compile(r"(api_?key|password|passwd|secret|(^|_)token$|access_key)", re.IGNORECASE)
+# Signatures and tokens in the query of a URL, as links have that give a file to whoever has the link.
+QUERY_SECRET = re.compile(
+    r"(?P<name>[?&](?:X-Amz-(?:Signature|Security-Token|Credential)|X-Goog-(?:Signature|Credential)|Signature|sig|"
+    r"OSSAccessKeyId|AWSAccessKeyId|security-token|(?:access_|auth_)?token|api_?key|password)=)(?P<word>[^&#\s]+)",
+    re.IGNORECASE,
+)
 REDACTED = "***"
 
 
@@ -49,9 +55,14 @@ def known_secrets() -> list[str]:
 
 
 def redact(text: str) -> str:
-    """Return `text` without remembered secrets and without passwords of URLs."""
+    """Return `text` without remembered secrets, and passwords of URLs.
+
+    Signatures and tokens in a URL's query are such passwords.
+    """
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
+    if "://" in text and "=" in text:
+        text = QUERY_SECRET.sub(rf"\g<name>{REDACTED}", text)
     return _USER_INFO.sub(rf"\g<scheme>\g<user>:{REDACTED}@", text)
 
 

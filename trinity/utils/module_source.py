@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from trinity.utils.syntax import parsed
+
 MAX_HOPS = 8  # modules through which a name may be handed on
 
 
@@ -102,4 +104,4 @@ def _imported(node: ast.ImportFrom, module: str, path: Path) -> str:
 @lru_cache(maxsize=256)
 def _body(path: Path, changed_ns: int) -> tuple[ast.stmt, ...]:
     del changed_ns
-    return tuple(ast.parse(path.read_bytes(), filename=str(path)).body)
+    return tuple(parsed(path.read_bytes(), str(path)).body)

@@ -25,11 +25,7 @@ def check_packages() -> None:
     Raises:
         EnvironmentProblem: one is missing, or of another version (E3302).
     """
-    try:
-        stated = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:  # run from its folder, not installed: there is nothing to compare with
-        return
-    wrong = [line for line in map(_conflict, map(Requirement, stated)) if line]
+    wrong = conflicts()
     if wrong:
         raise EnvironmentProblem(
             f"installed packages are not those that {DISTRIBUTION} {version(DISTRIBUTION)} works with: "
@@ -37,6 +33,15 @@ def check_packages() -> None:
             "in an environment of its own",
             code="E3302",
         )
+
+
+def conflicts() -> list[str]:
+    """Return what is missing, or of another version, of what is always needed."""
+    try:
+        stated = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:  # run from its folder, not installed: there is nothing to compare with
+        return []
+    return [line for line in map(conflict_of, map(Requirement, stated)) if line]
 
 
 def is_installed(package: str) -> bool:
@@ -75,8 +80,14 @@ def postgresql_driver(url: str) -> str | None:
     return driver or ("psycopg2" if is_installed("psycopg2") else "psycopg")
 
 
-def _conflict(needed: Requirement) -> str | None:
-    if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+def conflict_of(needed: Requirement, *, extra: str = "") -> str | None:
+    """Return what is installed in place of a requirement; None: it is met.
+
+    Args:
+        needed: the requirement.
+        extra: the extra that is installed; one of another extra counts as met.
+    """
+    if needed.marker is not None and not needed.marker.evaluate({"extra": extra}):
         return None
     try:
         found = version(needed.name)

@@ -18,6 +18,7 @@ from trinity.utils.declaration import Body, Signature, Unread, admits_none, entr
 from trinity.utils.entry import Entry
 from trinity.utils.kinds import KINDS, TEXT
 from trinity.utils.literals import NotLiteral, Reader, returned
+from trinity.utils.syntax import parsed
 
 REGISTERING = frozenset({"register_module", "register_config", "register_check"})
 _CALLED = ("default_args", "default_config")
@@ -100,7 +101,7 @@ class PluginSource:
     def __init__(self, path: Path, *, module: str | None = None) -> None:
         self.path = path
         self.module = module or f"trinity.plugins.{path.stem}"
-        self.tree = ast.parse(path.read_bytes(), filename=str(path))
+        self.tree = parsed(path.read_bytes(), str(path))
         self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
         self.constants: dict[str, ast.expr] = {}
         self.imported: dict[str, tuple[str, str]] = {}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.common.config.conftest import MINIMAL, Examine
 from tests.common.config.rows import COMBINATIONS, KEYS_AND_TYPES, RANGES, with_
+from tests.common.config.rows_of_tasksets import TASKSETS
 from trinity.common.config import Catalogue, ConfigErrors, Finding, examine
 from trinity.common.errors import ExitCode
 
@@ -21,7 +22,11 @@ def find(problems: list[Finding], code: str, key: str) -> Finding:
 @pytest.mark.difference("`over_rollout`, `dynamic_timeout` with `deterministic: true`")
 @pytest.mark.parametrize(
     ("text", "code", "key", "line", "hint"),
-    [pytest.param(*row, id=name) for rows in (KEYS_AND_TYPES, RANGES, COMBINATIONS) for name, row in rows.items()],
+    [
+        pytest.param(*row, id=name)
+        for rows in (KEYS_AND_TYPES, RANGES, COMBINATIONS, TASKSETS)
+        for name, row in rows.items()
+    ],
 )
 def test_wrong_values_are_named_with_place_and_way_out(
     examined: Examine, text: str, code: str, key: str, line: int | None, hint: str | None
@@ -136,24 +141,23 @@ def test_the_text_of_a_problem_shows_the_line(examined: Examine) -> None:
 
 
 @pytest.mark.parametrize(
-    "key",
+    ("key", "address", "way_out"),
     [
-        "checkpoint_root_dir",
-        "model.model_path",
-        "buffer.explorer_input.taskset.path",
-        "buffer.trainer_input.auxiliary_buffers.sft_dataset.path",
-        "trainer.trainer_config.trainer.resume_from_path",
+        ("checkpoint_root_dir", "hdfs://nn/place", "keep it on a local disk"),
+        ("checkpoint_root_dir", "s3://nn/place", "keep it on a local disk"),
+        ("trainer.trainer_config.trainer.resume_from_path", "s3://nn/place", "s3://nn/place/actor/huggingface"),
+        ("model.model_path", "ftp://nn/place", "mount or download nn/place"),
+        ("model.model_path", "https://nn/place", "mount or download nn/place"),
+        ("buffer.explorer_input.taskset.path", "ftp://nn/place", "mount or download nn/place"),
+        ("trainer.checkpoint_upload_dir", "https://nn/place", "checkpoints are in `checkpoint_root_dir`"),
+        ("buffer.trainer_input.auxiliary_buffers.sft_dataset.path", "az://u:pass-word@nn/place", "download u:***@nn"),
     ],
 )
-@pytest.mark.parametrize("scheme", ["hdfs", "s3"])
-def test_an_address_where_a_folder_of_this_machine_is_meant_is_refused(
-    examined: Examine, key: str, scheme: str
+def test_an_address_from_which_nothing_is_fetched_is_refused(
+    examined: Examine, key: str, address: str, way_out: str
 ) -> None:
     """It became a folder `hdfs:` in the working directory, and a dataset was not found under a name nobody wrote."""
-    _, problems = examined(MINIMAL, f"{key}={scheme}://nn/place")
+    _, problems = examined(MINIMAL, f"{key}={address}")
     problem = find(problems, "E1896", key)
-    assert (
-        problem.is_error
-        and "mount or download nn/place" in (problem.suggestion or "")
-        and f"an address of {scheme}" in problem.message
-    )
+    assert problem.is_error and way_out in (problem.suggestion or ""), problem.suggestion
+    assert f"an address of {address.partition(':')[0]}" in problem.message and "pass-word" not in problem.render()

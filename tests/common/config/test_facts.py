@@ -11,10 +11,10 @@ from tests.common.config.conftest import MINIMAL, Examine
 from trinity.common.config import Catalogue
 from trinity.common.config.base import LATER, Facts, Support, facts_of
 from trinity.common.config.config import Config
-from trinity.common.config.keys import key_named, path_of
+from trinity.common.config.keys import key_at, key_named, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.schema_index import annotation_at, facts_at, field_at, fields_of
-from trinity.common.config.tree import dotted
+from trinity.common.config.tree import Tree, dotted
 
 VERL = "trainer.trainer_config"
 POLICY, REFERENCE = f"{VERL}.actor_rollout_ref.actor", f"{VERL}.actor_rollout_ref.ref"
@@ -44,8 +44,6 @@ def test_one_section_has_other_facts_at_other_places() -> None:
 
 
 def test_what_is_said_of_a_section_counts_for_its_keys() -> None:
-    place, facts = facts_at(("buffer", "explorer_input", "tasksets", 0, "storage_type"))
-    assert place == ("buffer", "explorer_input", "tasksets") and facts.support == LATER
     place, facts = facts_at(("model", "rope_scaling", "factor"))
     assert place == ("model", "rope_scaling") and facts.support is not None
 
@@ -102,6 +100,32 @@ def test_a_key_that_is_renamed_or_idle_names_a_key() -> None:
     assert len(found) > 25
     places = [name.removeprefix(".") if "." in name else f"{key.rpartition('.')[0]}.{name}" for key, name in found]
     assert [name for name in places if annotation_at(path_of(key_named(name))) is None] == []
+
+
+def test_every_value_that_makes_a_key_idle_or_not_is_met_as_it_is_loaded() -> None:
+    """A value is compared with what the rules see: a list where the schema says tuple, a word as it is read."""
+    found = [(key, idle) for key, facts in _said() for idle in facts.idle_with]
+    assert len(found) > 25
+    for key, idle in found:
+        other = path_of(
+            key_named(idle.key.removeprefix(".") if "." in idle.key else f"{key.rpartition('.')[0]}.{idle.key}")
+        )
+        assert idle.values or idle.but, key
+        for value in (*idle.values, *idle.but):
+            tree: object = value
+            for name in reversed(other):
+                tree = {name: tree}
+            typed = Config.model_validate(tree)
+            resolution = Resolution(typed, Tree(tree), Catalogue(), Path())
+            assert idle.holds(resolution.get(key_at(other))) is (value in idle.values), (key, value)
+
+
+def test_tasks_in_place_of_dropped_ones_are_idle_where_nothing_drops(examined: Examine) -> None:
+    pipeline = "data_processor.experience_pipeline"
+    refill = f"{pipeline}.max_refill_batches"
+    for operators, warned in (("[]", [refill]), ("[{name: reward_filter}]", [])):
+        problems = examined(MINIMAL, f"{refill}=3", f"{pipeline}.operators={operators}")[1]
+        assert [p.key for p in problems if p.code == "W1902"] == warned, operators
 
 
 def test_a_fallback_is_told_and_holds_where_nothing_else_is_written(examined: Examine) -> None:

@@ -307,3 +307,14 @@ def test_a_dataset_that_is_not_read_is_told_why(tmp_path: Path) -> None:
     (problem,) = _examine(tmp_path, f"{AUXILIARY}.other.path=other.jsonl")[1]
     assert "reads `sft_dataset`" in problem.message and problem.suggestion is not None
     assert "sft_dataset_name: other" in problem.suggestion
+
+
+def test_demonstrations_are_in_a_list_of_files_or_in_one_database(tmp_path: Path) -> None:
+    key = f"{AUXILIARY}.sft_dataset"
+    config, problems = _examine(tmp_path, f"{key}.path=[a.jsonl, b.jsonl]")
+    assert problems == []
+    assert config.buffer.trainer_input.auxiliary_buffers["sft_dataset"].path == ("a.jsonl", "b.jsonl")
+    found = _problems(tmp_path, f"{key}.path=[a.db, b.db]", f"{key}.storage_type=sql")
+    assert ("E1889", f"{key}.path") in found
+    assert ("E1896", f"{key}.path[1]") in _problems(tmp_path, f"{key}.path=[a.jsonl, 'ftp://host/b.jsonl']")
+    assert _problems(tmp_path, f"{key}.path=[a.jsonl, 's3://bucket/b.jsonl']") == []

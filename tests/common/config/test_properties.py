@@ -21,7 +21,7 @@ from trinity.common.config.schema_index import fields_of, model_at
 from trinity.common.config.tree import Path as TreePath
 from trinity.utils import log
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).resolve().parents[2] / "seeds"
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 
 

@@ -11,6 +11,7 @@ import yaml
 from tests.common.config.conftest import MINIMAL
 from trinity.catalogue import BUILT_IN
 from trinity.common.config import Config, Finding, examine
+from trinity.common.config.rules.registered import range_faults
 
 TEACHER = {"auxiliary_models": [{"model_path": "/models/teacher"}]}
 
@@ -104,9 +105,46 @@ def test_a_reward_that_is_changed_after_a_part_of_it_was_taken_is_refused(
     assert not _codes(tmp_path, {"algorithm_type": "rloo"}, data_processor=shaping, trainer=model)
 
 
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ([{"op_type": "POW", "stats_key": "x"}], "op_type must be one of ADD, SUB, MUL, DIV, got 'POW'"),
+        ([{"stats_key": "x", "weight": "1"}], "weight must be a finite number"),
+        ([{"stats_key": "x"}, {"op_type": "ADD"}], "reward_shaping_configs[1] must have the key stats_key"),
+        ({"stats_key": "x"}, "reward_shaping_configs must be a list of mappings"),
+    ],
+)
+def test_the_terms_of_a_shaped_reward_are_checked_before_anything_starts(tmp_path: Path, terms: Any, said: str) -> None:
+    def codes(configs: Any) -> list[Finding]:
+        operators = [{"name": "reward_shaping_mapper", "args": {"reward_shaping_configs": configs}}]
+        return _examined(tmp_path, {}, data_processor={"experience_pipeline": {"operators": operators}})[1]
+
+    (problem,) = codes(terms)
+    assert problem.code == "E1707" and said in problem.message
+    assert problem.key == "data_processor.experience_pipeline.operators[0].args.reward_shaping_configs"
+    assert codes([{"stats_key": "x", "op_type": "mul"}]) == []
+
+
 @pytest.mark.parametrize("name", ["on_policy_distill", "jsd"])
 def test_a_penalty_in_a_reward_that_distillation_does_not_read_is_refused(tmp_path: Path, name: str) -> None:
     algorithm = {"algorithm_type": name, "kl_penalty_fn": "k1"}
     (problem,) = _examined(tmp_path, algorithm, explorer=TEACHER)[1]
     assert problem.code == "E1831" and "which reads no rewards of tokens" in problem.message
     assert not _codes(tmp_path, {"algorithm_type": "remax", "kl_penalty_fn": "k1"})
+
+
+def test_no_way_out_is_to_remove_what_a_switch_needs() -> None:
+    needed = [
+        (entry, name, switch)
+        for contents in BUILT_IN.tables.values()
+        for entry in contents.values()
+        for name, switch in entry.needed_if.items()
+        if switch and name in entry.ranges and entry.args.get(name) is None
+    ]
+    assert len(needed) > 2
+    for entry, name, switch in needed:
+        arguments = {**entry.args, switch: True, name: -1}
+        ways = {way for fault, _, way in range_faults(entry, entry.args, arguments) if fault == name}
+        assert ways and all(f"`{name}`" in way and f"`{switch}: false`" in way for way in ways)
+        off = {way for fault, _, way in range_faults(entry, entry.args, arguments | {switch: False}) if fault == name}
+        assert off <= {"remove it"}

@@ -22,6 +22,7 @@ from trinity.common.errors import EnvironmentProblem, WorkflowError
 from trinity.common.experience import Experience
 from trinity.common.rewards.reward_fn import RewardError
 from trinity.common.workflows import WORKFLOWS, Task
+from trinity.engine.image_prompts import SeenPrompt
 from trinity.engine.torch.engine import TorchEngine
 
 Sampled = list[tuple[list[int], list[int], list[float]]]
@@ -55,14 +56,14 @@ server.run()
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> Sampled:
     found: Sampled = []
-    inner = TorchEngine._sample
+    inner = TorchEngine._sample_seen
 
-    async def watched(engine: TorchEngine, prompt: list[int], *args: Any, **kwargs: Any) -> list[Any]:
+    async def watched(engine: TorchEngine, prompt: SeenPrompt, *args: Any, **kwargs: Any) -> list[Any]:
         samples = await inner(engine, prompt, *args, **kwargs)
-        found.extend((list(prompt), list(sample.tokens), sample.logprobs.tolist()) for sample in samples)
+        found.extend((list(prompt.tokens), list(sample.tokens), sample.logprobs.tolist()) for sample in samples)
         return samples
 
-    monkeypatch.setattr(TorchEngine, "_sample", watched)
+    monkeypatch.setattr(TorchEngine, "_sample_seen", watched)
     return found
 
 

@@ -12,6 +12,7 @@ from trinity.common.errors import ConfigError, WorkflowError
 from trinity.common.experience import EID, Experience
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn
 from trinity.common.workflows import WORKFLOW_CONTENTS, WORKFLOWS, Task, Workflow, describe, reset_workflow
+from trinity.common.workflows.customized_math_workflows import THOUGHT_PROMPT
 from trinity.common.workflows.workflow import (
     MATH_SYSTEM_PROMPT,
     MultiTurnWorkflow,
@@ -81,14 +82,16 @@ def run(workflow: Workflow) -> list[Experience]:
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_a_run_returns_one_experience_a_repeat(name: str, repeats: int) -> None:
     model = CannedModel("#### 7", "#### 8")
-    workflow = make_task(name).to_workflow(model)
+    row = {**ROW, "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "7"}}  # as veRL's datasets have it
+    workflow = make_task(name, raw_task=row).to_workflow(model)
     assert describe(workflow) == describe(type(workflow))
     assert describe(workflow).can_repeat and describe(workflow).can_reset
     assert describe(workflow).is_async == name.startswith("async_")
     workflow.set_repeat_times(repeats, run_id_base=10)
     experiences = run(workflow)
     assert [experience.eid.run for experience in experiences] == list(range(10, 10 + repeats))
-    assert [experience.metrics["accuracy"] for experience in experiences] == [1.0, 0.0, 1.0, 0.0, 1.0][:repeats]
+    scores = [experience.metrics.get("accuracy", experience.metrics.get("score")) for experience in experiences]
+    assert scores == [1.0, 0.0, 1.0, 0.0, 1.0][:repeats]
     assert len(model.calls) == 1
     assert model.calls[0][1] == {"temperature": 1.0, "top_p": 0.9, "max_tokens": 8, "n": repeats}
 
@@ -163,6 +166,8 @@ def test_sampling_arguments_read_as_mapping_and_as_attributes() -> None:
         ("async_math_workflow", {}, MATH_SYSTEM_PROMPT),
         ("math_workflow", {"format_args": {**FORMAT, "system_prompt": None}}, MATH_SYSTEM_PROMPT),
         ("math_workflow", {"format_args": {**FORMAT, "system_prompt": ""}}, None),
+        ("math_boxed_workflow", {"format_args": {**FORMAT, "system_prompt": ""}}, None),
+        ("math_boxed_workflow", {"workflow_args": {"with_think": True}}, THOUGHT_PROMPT),
         ("math_workflow", {"workflow_args": {"system_prompt": None}}, None),
         ("math_workflow", {"workflow_args": {"system_prompt": "Mine."}}, "Mine."),
     ],

@@ -18,6 +18,7 @@ from tests.explorer.api.test_conversations import Rollouts, write_model
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import render_chat
 from trinity.common.models.model import ModelWrapper
+from trinity.engine.image_prompts import SeenPrompt
 from trinity.engine.torch.engine import TorchEngine
 
 CALL = '<tool_call>\n{"name": "plus_two", "arguments": {"number": 1}}\n</tool_call><|im_end|>'
@@ -110,14 +111,14 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
     caller: Rollouts, monkeypatch: pytest.MonkeyPatch, is_streaming: bool
 ) -> None:
     sampled: list[tuple[list[int], list[int], list[float]]] = []
-    inner = TorchEngine._sample
+    inner = TorchEngine._sample_seen
 
-    async def watched(engine: TorchEngine, prompt: list[int], *args: Any, **kwargs: Any) -> list[Any]:
+    async def watched(engine: TorchEngine, prompt: SeenPrompt, *args: Any, **kwargs: Any) -> list[Any]:
         found = await inner(engine, prompt, *args, **kwargs)
-        sampled.extend((list(prompt), list(sample.tokens), sample.logprobs.tolist()) for sample in found)
+        sampled.extend((list(prompt.tokens), list(sample.tokens), sample.logprobs.tolist()) for sample in found)
         return found
 
-    monkeypatch.setattr(TorchEngine, "_sample", watched)
+    monkeypatch.setattr(TorchEngine, "_sample_seen", watched)
     given.clear()
     model, before = caller.rollout(), caller.turns()
     with model.get_openai_client() as client:

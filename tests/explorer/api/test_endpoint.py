@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,21 @@ from trinity.explorer.api.endpoint import Endpoint
 MESSAGES = [{"role": "user", "content": "12+34="}]
 
 
+def llama(folder: Path) -> None:
+    tiny_model(folder, "llama", seed=3, scale=3.0)
+
+
 class Served:
     """An engine with its wrapper and its endpoint, on an event loop of its own."""
 
-    def __init__(self, folder: Path, limits: EndpointLimits | None = None) -> None:
-        tiny_model(folder / "model", "llama", seed=3, scale=3.0)
+    def __init__(
+        self, folder: Path, limits: EndpointLimits | None = None, *, make: Callable[[Path], Any] = llama, **rollout: Any
+    ) -> None:
+        make(folder / "model")
+        rollout = {"dtype": "float32", "enable_openai_api": True, **rollout}
         self.config = Config.model_validate({
             "model": {"model_path": str(folder / "model"), "max_model_len": 64, "max_response_tokens": 8},
-            "explorer": {"rollout_model": {"dtype": "float32", "enable_openai_api": True}, "max_timeout": 60},
+            "explorer": {"rollout_model": rollout, "max_timeout": 60},
             "algorithm": {"repeat_times": 2},
         })  # fmt: skip
         self.endpoint = Endpoint(limits=limits)
@@ -148,7 +155,8 @@ def test_without_max_tokens_an_answer_may_fill_the_model_and_a_prompt_that_fills
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"content": "a"}]}, "messages", "needs a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "of type 'text'"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages", "of type 'text'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "needs image_url"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
          "messages", "must be JSON"),
         ({"tool_choice": "required"}, "tool_choice", "'required' needs `tools`"),

@@ -175,7 +175,8 @@ def test_a_tool_that_must_be_called_is_called_or_the_request_fails(caller: Rollo
     ("given", "words"),
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking` is not available here"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a block of type 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "a block of type 'document'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "must be base64"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "must have role user or assistant"),
         ({"messages": [{"role": "user", "content": 5}]}, "must be text or a list of blocks"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "needs id, name"),
@@ -210,7 +211,7 @@ def test_a_wrong_key_is_refused_in_the_form_of_the_interface(served: Served) -> 
         ({"text": {"format": {"type": "json_object"}}}, "`text` is not available here"),
         ({"tools": [{"type": "web_search"}]}, "`tools`"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "function_call_output and reasoning are read here"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "parts of text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "needs image_url"),
         ({"input": [{"role": "user", "content": "a", "audio": 1}]}, "`audio` is not known here"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "a function_call has call_id"),
         ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "not encrypted"),

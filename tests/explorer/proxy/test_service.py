@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,10 +207,12 @@ def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(m
 
 
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path):
+    """B81: with the process that holds it."""
     port = int(service.address.rpartition(":")[2])
     with pytest.raises(EnvironmentProblem, match=f"explorer.proxy_port {port} cannot be listened at") as taken:
         Service(tmp_path / "run", proxy_port=port)
-    assert taken.value.code == "E3435"
+    assert taken.value.code == "E3435" and f"process {os.getpid()} (" in str(taken.value)
+    assert "0 for a free one" in str(taken.value)
 
 
 def test_weights_that_cannot_be_had_are_told_and_the_old_ones_answer(make: Make, caplog: pytest.LogCaptureFixture):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trinity.common.config.base import (
     GUIDE,
+    OWN,
     TRINITY,
     Args,
     Count,
@@ -89,6 +90,12 @@ class AlgorithmConfig(Section):
         "How token losses become one number; null: the policy loss's own default.",
         TRINITY,
         fallback="token-mean",
+    )
+    loss_agg_scope: Literal["mini_batch", "micro_batch"] = key(
+        "mini_batch",
+        "Whose tokens and rows are the divisors: those of the mini-batch; or of each micro-batch, averaged over them "
+        "and over workers, as in veRL until 0.6.",
+        OWN,
     )
     enable_router_replay: bool = key(
         False, "Replay the expert routing of the rollout (mixture of experts).", TRINITY, support=only(False)

@@ -123,15 +123,17 @@ class Idle:
         value: that value.
         why: said after it.
         is_any: every value but null changes nothing.
+        but: with `is_any`, the values that are not even told.
     """
 
     value: Any
     why: str
     is_any: bool = False
+    but: tuple[Any, ...] = ()
 
     def holds(self, value: Any) -> bool:
         """Return whether a written value changes nothing."""
-        return value is not None if self.is_any else value is self.value
+        return value not in (None, *self.but) if self.is_any else value is self.value
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,11 @@ class IdleWith:
     code: str = "W1902"
 
     def holds(self, value: Any) -> bool:
-        """Return whether this key has no effect with a value of that one."""
+        """Return whether this key has no effect with a value of that one.
+
+        A list, as a key holds it while it is resolved, is the tuple of its items.
+        """
+        value = tuple(value) if isinstance(value, list) else value
         return value in self.values if self.values else value not in self.but
 
 

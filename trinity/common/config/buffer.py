@@ -9,12 +9,12 @@ from pydantic_core import PydanticCustomError
 
 from trinity.common.config.base import (
     GUIDE,
-    LATER,
     OWN,
     TRINITY,
     Args,
     Count,
     Facts,
+    Fraction,
     Idle,
     IdleWith,
     Int,
@@ -62,7 +62,9 @@ class FormatConfig(Section):
     rejected_key: str = key("rejected", "Column of the rejected response (dpo).", GUIDE)
     enable_concatenated_multi_turn: bool = key(False, "One sample a conversation (sft, messages only).", GUIDE)
     chat_template: str | None = key(None, "Chat template as text; null: model.custom_chat_template.", GUIDE)
-    image_key: str | None = key(None, "Column of images.", TRINITY, support=only(None))
+    image_key: str | None = key(
+        None, "Column of images: bytes, paths, or lists of them; read by simple_mm_workflow.", TRINITY
+    )
     video_key: str | None = key(None, "Column of videos.", TRINITY, support=only(None))
     reply_prefix: str | None = key(None, "Text that every reply begins with.", TRINITY)
     workflow_key: str | None = key(None, "Column that names the workflow of a row.", TRINITY)
@@ -125,7 +127,9 @@ class TasksetConfig(Section):
             instead="write `storage_type: sql` for a table of tasks, or `file`",
         ),
     )
-    path: str | None = key(None, "Folder, file, hub id or database of the tasks.", GUIDE)
+    path: str | tuple[str, ...] | None = key(
+        None, "Folder, file, hub id or database of the tasks, or a list of files, folders and hub ids.", GUIDE
+    )
     split: str = key("train", "Split of the dataset.", GUIDE, idle_with=(OF_FILES,))
     subset_name: str | None = key(
         None, "Subset of the dataset (`name` of datasets.load_dataset).", GUIDE, idle_with=(OF_FILES,)
@@ -138,6 +142,15 @@ class TasksetConfig(Section):
     default_reward_fn_type: str | None = key(None, "Reward function; null: of explorer_input.", GUIDE)
     repeat_times: Count | None = key(
         None, "Rollouts per task; null: algorithm.repeat_times for training, 1 for evaluation.", GUIDE
+    )
+    long_prompts: Literal["keep", "drop", "refuse"] = key(
+        "keep",
+        "Rows whose prompt has more than model.max_prompt_tokens tokens, with the chat template: keep: the model's "
+        "section says what becomes of them; drop: they are left out; refuse: the run does not begin.",
+        OWN,
+    )
+    weight: Positive | None = key(
+        None, "Share among the tasksets, in any unit, > 0 (tasksets only); null: its number of usable rows.", OWN
     )
     data_selector: DataSelectorConfig = section(DataSelectorConfig, "Order of the tasks.", TRINITY)
     task_selector: DataSelectorConfig | None = key(
@@ -170,7 +183,12 @@ class ExperienceBufferConfig(Section):
     storage_type: StorageName | None = key(
         None, "queue, sql or file; null: file for algorithms that train on datasets, else queue.", GUIDE
     )
-    path: str | None = key(None, "Database URL, backup file or dataset folder; null: the run's own store.", GUIDE)
+    path: str | tuple[str, ...] | None = key(
+        None,
+        "Database URL, backup file, or folder, file or hub id of a dataset, or a list of these three; null: the run's "
+        "own store.",
+        GUIDE,
+    )
     format: FormatConfig = section(FormatConfig, "Columns of a dataset (file).")
     max_read_timeout: Positive = key(
         1800.0, "Longest wait for a full batch in seconds, > 0; then the incomplete one is used.", GUIDE
@@ -191,6 +209,12 @@ class ExperienceBufferConfig(Section):
     total_epochs: Count = key(1, "Passes over the rows, from buffer.total_epochs.", TRINITY, derived=True)
     total_steps: Count | None = key(None, "Steps, from buffer.total_steps.", TRINITY, derived=True)
 
+    @property
+    def place(self) -> str | None:
+        """The one place that is no dataset; `resolve` refuses a list there."""
+        assert self.path is None or isinstance(self.path, str), f"{self.name} has one place, got {self.path}"
+        return self.path
+
 
 class ExplorerInput(Section):
     """Tasks of the explorer."""
@@ -198,7 +222,9 @@ class ExplorerInput(Section):
     taskset: TasksetConfig | None = key(
         None, "Tasks that are explored for training.", GUIDE, at={"path": Facts(verl_names=("train_files",))}
     )
-    tasksets: tuple[TasksetConfig, ...] = key((), "Several tasksets; excludes taskset.", TRINITY, support=LATER)
+    tasksets: tuple[TasksetConfig, ...] = key(
+        (), "Several tasksets that are explored for training, in mixture; excludes taskset.", TRINITY
+    )
     eval_tasksets: tuple[TasksetConfig, ...] = key((), "Tasksets for evaluation.", GUIDE, verl_names=("val_files",))
     default_workflow_type: str | None = key(None, "Workflow of tasksets that name none.", GUIDE)
     default_eval_workflow_type: str | None = key(None, "Workflow of evaluation tasksets that name none.", GUIDE)
@@ -250,6 +276,11 @@ class BufferConfig(Section):
     total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)
     explorer_input: ExplorerInput = section(ExplorerInput, "Tasks of the explorer.")
     trainer_input: TrainerInput = section(TrainerInput, "Experiences of the trainer.")
+    max_bad_row_ratio: Fraction = key(
+        0.01,
+        "Share of a dataset's rows that may be left out as unusable, in [0, 1]; one row always may, unless it is 0.",
+        OWN,
+    )
     keep_payloads: NonNegative | None = key(
         None,
         "GiB of payloads that stay in the database after training although no checkpoint needs them; "

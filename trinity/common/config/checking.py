@@ -9,7 +9,9 @@ from pydantic_core import ErrorDetails
 
 from trinity.common.config.base import Section
 from trinity.common.config.config import Config
+from trinity.common.config.dialects.table import row_of
 from trinity.common.config.foreign import known_elsewhere
+from trinity.common.config.interpolation import VERL_ROOT
 from trinity.common.config.nearest import distance, nearest
 from trinity.common.config.problems import Finding, described
 from trinity.common.config.schema_index import annotation_at, facts_at, homes, model_at, variants
@@ -40,10 +42,10 @@ def check_schema(tree: Tree) -> tuple[Config, list[Finding], set[Path]]:
         try:
             return Config.model_validate(rest.values), problems, broken
         except ValidationError as error:
-            for path, details in _by_path(rest, error).items():
-                problems.append(_problem(rest, path, details))
-                broken.add(path)
-            for path in broken:
+            found = {path: _problem(rest, path, details) for path, details in _by_path(rest, error).items()}
+            problems += found.values()
+            broken |= {path for path, problem in found.items() if problem.is_error}
+            for path in found:
                 _drop(rest, path)
     return Config(), problems, broken
 
@@ -83,7 +85,7 @@ def _problem(tree: Tree, path: Path, errors: list[ErrorDetails]) -> Finding:
     first = errors[0]
     kind = first["type"]
     if kind == "extra_forbidden":
-        return _unknown_key(tree, path)
+        return unknown_key(tree, path)
     if kind == "literal_error":
         return _not_a_choice(tree, path, first)
     if kind.startswith("E1"):
@@ -182,13 +184,16 @@ def _name_hint(value: Any) -> str | None:
     return f"for example `{kept}`" if kept and not any(part in str(value) for part in ("..",)) else None
 
 
-def _unknown_key(tree: Tree, path: Path) -> Finding:
+def unknown_key(tree: Tree, path: Path) -> Finding:
     """Return the finding of an unknown key, with the key that was meant.
 
     It may be veRL's name, a typing error in this section, or a key of another section.
     """
     name = str(path[-1])
     key = dotted(path)
+    of_verl = _verl_key(tree, path)
+    if of_verl is not None:
+        return of_verl
     model = model_at(path[:-1])
     here = list(model.model_fields) if model is not None else []
     ends = [field for field in here if field.endswith(f"_{name}")]
@@ -218,6 +223,32 @@ def _unknown_key(tree: Tree, path: Path) -> Finding:
         value=tree.get(path),
         suggestion=f"write `{dotted((*home, name))}`",
     )
+
+
+def _verl_key(tree: Tree, path: Path) -> Finding | None:
+    """Return the finding of a key that veRL has at this place of its tree.
+
+    It has another place here (E1205), is refused (E1940), or changes nothing (W1940). None: veRL has no such key.
+    """
+    name = dotted(path[2:])
+    value = tree.get(path) if path[:2] == VERL_ROOT and len(path) > 2 else None
+    row = row_of(name) if path[:2] == VERL_ROOT and len(path) > 2 else None
+    if row is not None and row.name != name and model_at(path[:-1]) is not None:
+        row = None  # of a section whose keys are known here
+    if row is None and isinstance(value, dict) and value:
+        row = row_of(f"{name}.{next(iter(value))}")  # a section of which nothing is here
+    if row is None:
+        return None
+    key = dotted(path)
+    row = row_of(row.newer) or row if row.newer else row
+    if row.to:
+        places = [place for place in row.to if not place.startswith(f"{dotted(VERL_ROOT)}.")] or list(row.to)
+        message = f"unknown key `{key}`: here this veRL key has another place"
+        return tree.problem("E1205", path, message, suggestion=f"write `{places[0]}`", value=value)
+    if row.instead and not row.is_accepted(value):
+        message = f"`{key}` is refused: {row.why}"
+        return tree.problem("E1940", path, message, suggestion=row.instead, value=value)
+    return tree.problem("W1940", path, f"`{key}` changes nothing here: {row.why}", suggestion="remove it", value=value)
 
 
 def _shared(place: Path, path: Path) -> int:

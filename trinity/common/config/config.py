@@ -23,11 +23,15 @@ NAME_RULE = "must be 1 to 120 letters, digits, '_', '-', '.', '+' or spaces, not
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10))}
 
 
-def _folder_name(name: str) -> str:
-    """Return a name that is one folder on every system."""
+def is_folder_name(name: str) -> bool:
+    """Return whether a name is that of one folder on every system."""
     usable = 0 < len(name) <= 120 and not name.startswith(("-", ".", " ")) and not name.endswith((".", " "))
     plain = all(c.isalnum() or c in "_-.+ " for c in name)
-    if not (plain and usable) or name.lower().split(".")[0] in _RESERVED:
+    return plain and usable and name.lower().split(".")[0] not in _RESERVED
+
+
+def _folder_name(name: str) -> str:
+    if not is_folder_name(name):
         raise PydanticCustomError("E1304", NAME_RULE)
     return name
 
@@ -96,3 +100,8 @@ class Config(PublishedConfig):
     data_processor: DataProcessorConfig = section(DataProcessorConfig, "Pipelines.")
     log: LogConfig = section(LogConfig, "Log files.")
     stages: tuple[StageConfig, ...] = key((), "Stages, run in this order.", GUIDE)
+    written: tuple[str, ...] | None = key(
+        None,
+        "Keys that a user wrote, in a file that a run saved; the others were filled in. null: all were written.",
+        OWN,
+    )

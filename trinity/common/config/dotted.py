@@ -67,7 +67,8 @@ def _names(tree: Tree) -> Iterator[tuple[str, str]]:
 def _registry_of(path: Path) -> str | None:
     if path[-1] == "name" and len(path) > 2 and path[-3] == "operators":
         return "operator"
-    return KEYS_OF_NAMES.get(str(path[-1]))
+    is_of_list = isinstance(path[-1], int) and len(path) > 1
+    return KEYS_OF_NAMES.get(str(path[-2] if is_of_list else path[-1]))
 
 
 def _read(catalogue: Catalogue, registry: str, name: str) -> tuple[Entry | None, list[Finding]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.config import Config
-from trinity.common.config.engine_args import FIXED_ARGS, TORCH_ENGINE_ARGS
+from trinity.common.config.engine_args import FIXED_ARGS, IMAGE_CACHE_ARGS, TORCH_ENGINE_ARGS
 from trinity.common.config.keys import KEYS, Key, part_of, path_of, value_of
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.refusals import Refusal
@@ -21,13 +21,14 @@ def divisions(model: Key[InferenceModelConfig]) -> tuple[Key[int], ...]:
 
 def foreign_arguments(config: Config, model: Key[InferenceModelConfig]) -> list[str]:
     """Return names in `extra_engine_args` that the torch engine lacks."""
-    return sorted(set(value_of(config, model.extra_engine_args)) - set(TORCH_ENGINE_ARGS))
+    return sorted(set(value_of(config, model.extra_engine_args)) - {*TORCH_ENGINE_ARGS, *IMAGE_CACHE_ARGS})
 
 
 def vllm_refusals(config: Config, model: Key[InferenceModelConfig]) -> Iterator[Refusal]:
     """Yield what the vLLM engine does not serve.
 
-    That is `deterministic` (E3220), and arguments that have a key or that only the engine sets (E3224).
+    That is `deterministic` (E3220), arguments that have a key or that only the engine sets (E3224), and wrong ones of
+    the cache of images (E1926).
     """
     if config.deterministic:
         yield Refusal(
@@ -39,6 +40,7 @@ def vllm_refusals(config: Config, model: Key[InferenceModelConfig]) -> Iterator[
             rule="torch",
             involves=(KEYS.deterministic, *divisions(model)),
         )
+    yield from _image_cache(config, model)
     for name in value_of(config, model.extra_engine_args):
         key = model.extra_engine_args[name]
         if facts_at(path_of(part_of(model, name)))[1].is_engine_arg:
@@ -53,8 +55,9 @@ def vllm_refusals(config: Config, model: Key[InferenceModelConfig]) -> Iterator[
 def torch_refusals(config: Config, model: Key[InferenceModelConfig]) -> Iterator[Refusal]:
     """Yield what the torch engine does not serve.
 
-    That is more than one device (E3223), and arguments of vLLM (E1612).
+    That is more than one device (E3223), arguments of vLLM (E1612), and wrong ones of the cache of images (E1926).
     """
+    yield from _image_cache(config, model)
     for size in divisions(model):
         way_out = f"use --set {size}=1 or --set {model.engine_type}=vllm"
         yield from _other_size(config, model, size, why=" by the torch engine, which is on one device", way_out=way_out)
@@ -67,6 +70,19 @@ def torch_refusals(config: Config, model: Key[InferenceModelConfig]) -> Iterator
             rule=f"one of {', '.join(TORCH_ENGINE_ARGS)}",
             involves=(model.engine_type,),
         )
+
+
+def _image_cache(config: Config, model: Key[InferenceModelConfig]) -> Iterator[Refusal]:
+    """Yield which arguments of the cache of prepared images are wrong."""
+    size, switch = IMAGE_CACHE_ARGS
+    given = value_of(config, model.extra_engine_args)
+    for name, is_right, rule in (
+        (size, lambda value: type(value) in (int, float) and value >= 0, "a number of GiB, >= 0"),
+        (switch, lambda value: isinstance(value, bool), "true or false"),
+    ):
+        if name in given and not is_right(given[name]):
+            key = model.extra_engine_args[name]
+            yield Refusal("E1926", key, f"`{key}: {given[name]}` must be {rule}", "correct it", rule=rule)
 
 
 def shared_replicas(config: Config, model: Key[InferenceModelConfig]) -> Iterator[Refusal]:

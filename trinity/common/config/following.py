@@ -111,7 +111,8 @@ def _note_idle(resolution: Resolution, key: Key[object], idle: IdleWith) -> None
     other = _other_key(key, idle.key)
     value = resolution.get(other)
     if idle.holds(value):
-        said = f"with {last_part(other)} {value}" if value not in (None, False, "") else f"without {last_part(other)}"
+        is_there = value not in (None, False, "", [], ())
+        said = f"with {last_part(other)} {value}" if is_there else f"without {last_part(other)}"
         said += f": {idle.why}" if idle.why else ""
         rule = f"{last_part(other)} {' or '.join(map(str, idle.but))}" if idle.but else ""
         message = f"`{key}` has no effect {said}"

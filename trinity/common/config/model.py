@@ -101,6 +101,13 @@ class ModelConfig(Section):
     )
     min_response_tokens: Natural = key(1, "Shortest response in tokens, >= 0.", GUIDE)
     enable_prompt_truncation: bool = key(True, "Cut prompts to max_prompt_tokens.", GUIDE)
+    prompt_truncation: Literal["stop", "left", "right", "middle"] = key(
+        "stop",
+        "What is left of a prompt above max_prompt_tokens: its first tokens, not answered and not trained on (stop); "
+        "its last (left) or first (right) tokens, or both ends (middle), answered and trained on.",
+        OWN,
+        idle_with=(IdleWith("enable_prompt_truncation", (False,)),),
+    )
     repetition_penalty: Positive = key(1.0, "Penalty on repeated tokens, > 0; 1: none.", TRINITY, support=only(1.0))
     enable_thinking: bool | None = key(
         None, "Switch handed to the chat template; null: not handed.", TRINITY, support=only(None)
@@ -218,7 +225,9 @@ class InferenceModelConfig(Section):
         default_from="model.enable_prompt_truncation",
     )
     ignore_eos: bool = key(False, "Generate on after the end-of-sequence token.", TRINITY)
-    enable_multimodal: bool = key(False, "Accept images and videos.", TRINITY, support=LATER)
+    enable_multimodal: bool = key(
+        False, "Read images in messages (torch and vLLM engines).", TRINITY, idle_with=_OF_ENGINE
+    )
     chat_template: str | None = key(None, "Chat template as text; null inherits.", TRINITY, idle_with=_OF_ENGINE)
     enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY, support=LATER)
     enable_openai_api: bool = key(False, "OpenAI clients of workflows: get_openai_client.", TRINITY)

@@ -44,13 +44,17 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Fi
                 )
             )
             continue
-        problem = _put(result, path, parse_value(text), origin)
+        problem = put_override(result, path, parse_value(text), origin)
         if problem is not None:
             problems.append(problem)
     return result, problems
 
 
-def _put(tree: Tree, path: Path, value: Any, origin: Origin) -> Finding | None:
+def put_override(tree: Tree, path: Path, value: Any, origin: Origin) -> Finding | None:
+    """Write a value to a tree, with the sections above it.
+
+    Return why there is no place for it (E1009), or None.
+    """
     node: Any = tree.values
     for depth, part in enumerate(path[:-1]):
         here = path[: depth + 1]

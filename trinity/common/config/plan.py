@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trinity.common.config.catalogue import Catalogue
 from trinity.common.config.checking import check_schema
 from trinity.common.config.config import Config
+from trinity.common.config.dialects import open_source
+from trinity.common.config.dialects.pasted import with_places
 from trinity.common.config.dotted import with_dotted
-from trinity.common.config.given import ConfigSource, read_source
+from trinity.common.config.given import ConfigSource
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.keys import key_named, path_of
-from trinity.common.config.overrides import apply_overrides
 from trinity.common.config.problems import ConfigErrors, Finding, unique
 from trinity.common.config.reading import read_file
 from trinity.common.config.renames import check_older_names
 from trinity.common.config.resolution import Derived
 from trinity.common.config.resolve import resolve, soften
+from trinity.common.config.saved import as_written, hidden_secrets, references, written_keys
 from trinity.common.config.stages import split_stages
 from trinity.common.config.tree import Tree
 from trinity.utils.log import add_secret, is_secret_name
+
+
+@dataclass(frozen=True)
+class FetchedPath:
+    """An address of a configuration, of which a copy is read.
+
+    Attributes:
+        key: whose value it is.
+        address: without secrets.
+        path: the file or folder on this machine.
+        sha256: of its content.
+    """
+
+    key: str
+    address: str
+    path: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,8 @@ class StagePlan:
         warnings: what to look at, although the run can start.
         tree: the values as written, with their places.
         catalogue: the names that it may use, including those of plugins, with their declarations.
+        references: the secrets that were written as references to the environment, by key.
+        fetched: the addresses in place of which `config` has local copies.
     """
 
     name: str | None
@@ -44,6 +66,13 @@ class StagePlan:
     warnings: list[Finding] = field(default_factory=list)
     tree: Tree = field(default_factory=Tree)
     catalogue: Catalogue = field(default_factory=Catalogue)
+    references: Mapping[str, str] = field(default_factory=dict)
+    fetched: tuple[FetchedPath, ...] = ()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of the local copies in `config`, by their paths."""
+        return {each.path: each.address for each in self.fetched}
 
     def placed(self, finding: Finding) -> Finding:
         """Return a finding about the stage with its place in the file."""
@@ -108,8 +137,10 @@ def examine(
         ConfigErrors: the file cannot be read as YAML at all.
     """
     folder = cwd or Path.cwd()
-    tree = read_source(source)
-    tree, problems = apply_overrides(tree, overrides)
+    plan_stage = partial(_plan_stage, catalogue=catalogue, cwd=folder, looks_at_machine=not schema_only)
+    completed = partial(as_written, completed=lambda tree: plan_stage(None, tree)[0].config)
+    opened = open_source(source, overrides, as_written=completed)
+    tree, problems = opened.tree, opened.problems
     _remember_secrets(tree)
     base, merged, found = split_stages(tree)
     problems += found
@@ -117,12 +148,13 @@ def examine(
         problems += _check_tree(base)
     stages = []
     for name, stage_tree in merged:
-        stage, found = _plan_stage(name, stage_tree, catalogue=catalogue, cwd=folder, looks_at_machine=not schema_only)
+        stage, found = plan_stage(name, stage_tree)
         found = soften(found) if schema_only else found
-        warnings = unique(p for p in found if not p.is_error)
-        stages.append(StagePlan(stage.name, stage.config, stage.derived, warnings, stage.tree, catalogue))
+        stages.append(replace(stage, warnings=unique(p for p in found if not p.is_error), catalogue=catalogue))
         problems += found
     problems = unique([*problems, *_check_handover(stages)])
+    if opened.dialect is None:
+        problems = with_places(problems)
     return Plan(source, stages, [p for p in problems if not p.is_error]), problems
 
 
@@ -135,8 +167,9 @@ def complete(config: Config, *, catalogue: Catalogue, cwd: Path | None = None) -
     if config.stages:
         message = f"the configuration has {len(config.stages)} stages; one configuration was asked for"
         raise ConfigErrors([Finding("E1604", "stages", message)])
-    written = Tree(config.model_dump(mode="json", exclude_unset=True))
-    stage, problems = _plan_stage(None, written, catalogue=catalogue, cwd=cwd or Path.cwd(), looks_at_machine=True)
+    plan_stage = partial(_plan_stage, catalogue=catalogue, cwd=cwd or Path.cwd(), looks_at_machine=True)
+    given = Tree(config.model_dump(mode="json", exclude_unset=True))
+    stage, problems = plan_stage(None, as_written(given, lambda tree: plan_stage(None, tree)[0].config))
     if any(problem.is_error for problem in problems):
         raise ConfigErrors(unique(problems))
     return stage.config
@@ -149,7 +182,7 @@ def plugin_dirs_of(source: ConfigSource, overrides: Sequence[str] = (), *, cwd: 
     this key.
     """
     try:
-        tree, _ = apply_overrides(read_source(source), overrides)
+        tree = open_source(source, overrides).tree
     except ConfigErrors:
         return ()
     written = tree.values.get("plugin_dirs")
@@ -181,7 +214,8 @@ def load_config(
                 ]
             )
         return plan.stages[0].config
-    tree, problems = apply_overrides(read_source(source), overrides)
+    opened = open_source(source, overrides)
+    tree, problems = opened.tree, opened.problems
     _remember_secrets(tree)
     resolved, found = resolve_interpolations(tree)
     config, more, _ = check_schema(resolved)
@@ -206,7 +240,7 @@ def _plan_stage(
     catalogue, found = with_dotted(catalogue, resolved)
     problems += found
     config, found, broken = check_schema(resolved)
-    problems += [*found, *check_older_names(resolved)]
+    problems += [*found, *check_older_names(resolved), *hidden_secrets(resolved)]
     broken |= {path for path in tree.leaves() if _is_missing(resolved, path)}
     stage_name = name if isinstance(name, str) else None
     final, derived, found = resolve(
@@ -218,7 +252,9 @@ def _plan_stage(
         broken=broken,
         looks_at_machine=looks_at_machine,
     )
-    return StagePlan(stage_name, final, derived, [], resolved, catalogue), [*problems, *found]
+    final = final.model_copy(update={"written": written_keys(resolved, final)})
+    stage = StagePlan(stage_name, final, derived, [], resolved, catalogue, references(tree, resolved))
+    return stage, [*problems, *found]
 
 
 def _check_handover(stages: Sequence[StagePlan]) -> list[Finding]:

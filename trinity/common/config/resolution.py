@@ -14,7 +14,7 @@ from trinity.common.config.keys import Key, path_of, value_of
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import Finding
 from trinity.common.config.refusals import Refusal
-from trinity.common.config.tree import Origin, Path, Tree, place_problem, value_at
+from trinity.common.config.tree import Origin, Path, Tree, value_at
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class Resolution:
                 return
         path = path_of(key)
         details.setdefault("value", self._value(path))
-        self.problems.append(place_problem(self.tree.origin(path), code, path, message, **details))
+        self.problems.append(self.tree.problem(code, path, message, **details))
 
     def refuse(self, refusal: Refusal) -> None:
         """Note a refusal as a problem."""

@@ -19,17 +19,21 @@ from trinity.common.config.explorer import ExplorerConfig
 from trinity.common.config.keys import KEYS, present
 from trinity.common.config.problems import Finding
 from trinity.common.config.resolution import Derived, Resolution, plain_value
+from trinity.common.config.resolved import monitors
 from trinity.common.config.rules.algorithm import resolve_algorithm
 from trinity.common.config.rules.batches import (
     check_groups,
     check_intervals,
     check_micro_batches,
+    check_scope,
     resolve_batches,
     resolve_steps,
 )
 from trinity.common.config.rules.buffers import check_replay, check_unique_names, resolve_experience_buffer
 from trinity.common.config.rules.critic import check_unused_critic, resolve_critic
+from trinity.common.config.rules.data_juicer import check_service, resolve_task_pipeline
 from trinity.common.config.rules.engines import check_auxiliary_models, resolve_engine, resolve_external
+from trinity.common.config.rules.experience_pipeline import resolve_pipeline_input
 from trinity.common.config.rules.job import (
     check_addresses,
     derive_names,
@@ -38,12 +42,24 @@ from trinity.common.config.rules.job import (
     resolve_runtime,
 )
 from trinity.common.config.rules.mixture import check_sampling, resolve_auxiliary_buffers, resolve_mixed_loss
-from trinity.common.config.rules.model import check_model_paths, hand_down, resolve_adapter, resolve_lengths
+from trinity.common.config.rules.model import (
+    check_model_paths,
+    hand_down,
+    resolve_adapter,
+    resolve_lengths,
+    suggest_long_sequences,
+)
 from trinity.common.config.rules.ranks import check_ranks, resolve_megatron, resolve_megatron_offload
 from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
-from trinity.common.config.rules.rewards import check_reshaping, check_reward_components, resolve_reward_model
+from trinity.common.config.rules.rewards import (
+    check_reshaping,
+    check_reward_components,
+    check_shaping,
+    resolve_reward_model,
+)
 from trinity.common.config.rules.serve import resolve_serve
 from trinity.common.config.rules.synchronizer import resolve_evaluation, resolve_staleness, resolve_synchronizer
+from trinity.common.config.rules.taskset_mixture import check_taskset_mixture
 from trinity.common.config.rules.tasksets import check_rewards, resolve_tasksets
 from trinity.common.config.rules.trainer import check_derived_keys, check_refusals, check_schedule, resolve_trainer
 from trinity.common.config.schema_index import variants
@@ -119,28 +135,33 @@ def _check_names(resolution: Resolution) -> None:
 
 
 def _check_monitor(resolution: Resolution) -> None:
-    """Check the monitor and its arguments.
+    """Check the monitors and their arguments, which they share.
 
     Those of another built-in monitor are a warning: one may change the type and keep the rest.
     """
-    key, name = KEYS.monitor.monitor_type, resolution.config.monitor.monitor_type
-    arguments = present(KEYS.monitor.monitor_args)
-    if not check_name(resolution, key, "monitor", name, unknown="E1301") or not name:
+    key, arguments = KEYS.monitor.monitor_type, present(KEYS.monitor.monitor_args)
+    names = [n for n in monitors(resolution.config) if check_name(resolution, key, "monitor", n, unknown="E1301")]
+    entries = [resolution.catalogue.entry("monitor", name) for name in names]
+    if not names:
         return
-    entry = resolution.catalogue.entry("monitor", name)
-    others = {n: of.args for n, of in resolution.catalogue.contents("monitor").items() if n != name}
-    is_open = entry is None or entry.is_open
-    unread = [] if is_open else [n for n in resolution.get(arguments) or {} if entry and n not in entry.args]
+    is_open = any(entry is None or entry.is_open for entry in entries)
+    read = {argument for entry in entries if entry is not None for argument in entry.args}
+    others = {n: of.args for n, of in resolution.catalogue.contents("monitor").items() if n not in names}
+    unread = [] if is_open else [argument for argument in resolution.get(arguments) or {} if argument not in read]
     idle = {argument: other for argument in unread for other, known in others.items() if argument in known}
     for argument, other in idle.items():
         resolution.problem(
             "W1902",
             arguments[argument],
-            f"`{arguments[argument]}` has no effect with monitor_type {name}: it is an argument of {other}",
+            f"`{arguments[argument]}` has no effect with monitor_type {', '.join(names)}: it is an argument of {other}",
             involves=(key,),
             suggestion="remove it",
         )
-    check_arguments(resolution, Chosen(key, arguments, "monitor", name), ignored=idle)
+    # What one of several reads is no matter of the others, and what none reads is told once.
+    of_others = read | (set(resolution.get(arguments) or {}) if is_open and len(names) > 1 else set())
+    for number, name in enumerate(names):
+        ignored = {*idle, *of_others, *(unread if number else ())}
+        check_arguments(resolution, Chosen(key, arguments, "monitor", name), ignored=ignored)
 
 
 def _check_secrets(resolution: Resolution) -> None:
@@ -153,7 +174,7 @@ def _check_secrets(resolution: Resolution) -> None:
         chain = resolution.tree.origins.get(path, ())
         if any(origin.kind == "env" for origin in chain):
             continue
-        owner = f"{resolution.config.monitor.monitor_type}_" if words[0] == "monitor" else ""
+        owner = f"{'_'.join(monitors(resolution.config))}_" if words[0] == "monitor" else ""
         name = f"{owner}{words[-1]}".upper()
         key = ".".join(words)
         resolution.problems.append(
@@ -201,7 +222,9 @@ RULES = (
     hand_down,
     resolve_batches,
     resolve_steps,
+    resolve_task_pipeline,
     resolve_tasksets,
+    check_taskset_mixture,
     resolve_evaluation,
     resolve_megatron_offload,
     resolve_trainer,
@@ -218,15 +241,20 @@ RULES = (
     check_schedule,
     resolve_cluster,
     resolve_mixed_loss,
+    resolve_pipeline_input,
     check_unique_names,
     check_micro_batches,
+    check_scope,
     check_ranks,
+    suggest_long_sequences,
     check_groups,
     check_intervals,
     check_auxiliary_models,
     resolve_serve,
     check_reward_components,
     check_reshaping,
+    check_shaping,
+    check_service,
     check_derived_keys,
     check_refusals,
     check_available,

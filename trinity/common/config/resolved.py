@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, TypeVar
 
+from trinity.common.config.buffer import TasksetConfig
 from trinity.common.config.config import Config
 from trinity.common.config.keys import CRITIC, EXPERIENCES, KEYS, Key, present, value_of
 from trinity.common.config.mixture import num_expert_rows
@@ -33,10 +35,24 @@ def num_workers(config: Config) -> int:
     return int(config.trainer.num_workers or config.cluster.trainer_gpu_num or 1)
 
 
+def training_tasksets(config: Config) -> tuple[TasksetConfig, ...]:
+    """Return the tasksets that are explored for training, in their order."""
+    section = config.buffer.explorer_input
+    return section.tasksets if section.taskset is None else (section.taskset,)
+
+
+def input_log(config: Config) -> str:
+    """Return the run's own database for what comes into its pipeline."""
+    return f"sqlite:///{Path(filled(config, KEYS.buffer.cache_dir)) / 'explorer_output.db'}"
+
+
 def repeat_times(config: Config) -> int:
-    """Return the rollouts of each task that is explored for training."""
-    taskset = config.buffer.explorer_input.taskset
-    return (taskset and taskset.repeat_times) or config.algorithm.repeat_times or 1
+    """Return the rollouts of each task that is explored for training.
+
+    All tasksets have the same (E1893).
+    """
+    tasksets = training_tasksets(config)
+    return (tasksets[0].repeat_times if tasksets else None) or config.algorithm.repeat_times or 1
 
 
 def num_explored(config: Config) -> int:
@@ -96,12 +112,13 @@ def rhythm(config: Config, taken: int) -> tuple[int, int]:
 def temperature(config: Config, schema: str) -> float:
     """Return the engine's temperature, which divides the logits; 1 if greedy.
 
-    It is 1 as well where an algorithm type of another `schema` than `experience` trains on a dataset.
+    All tasksets have the same (E1893). It is 1 as well where an algorithm type of another `schema` than `experience`
+    trains on a dataset.
     """
     if schema != "experience":
         return 1.0
-    taskset = config.buffer.explorer_input.taskset
-    value = None if taskset is None else taskset.rollout_args.temperature
+    tasksets = training_tasksets(config)
+    value = tasksets[0].rollout_args.temperature if tasksets else None
     return float(config.model.temperature if value is None else value) or 1.0
 
 
@@ -139,6 +156,12 @@ def has_critic(config: Config) -> bool:
     return config.trainer.trainer_config.critic.enable is True
 
 
+def monitors(config: Config) -> tuple[str, ...]:
+    """Return the names of the monitors beside `metrics.jsonl`."""
+    written = config.monitor.monitor_type
+    return tuple(dict.fromkeys(name for name in ([written] if isinstance(written, str) else written) if name))
+
+
 def loss_divisor(config: Config) -> float:
     """Return what `seq-mean-token-sum-norm` divides by, in tokens."""
     return float(filled(config, KEYS.model.max_response_tokens))
@@ -147,7 +170,7 @@ def loss_divisor(config: Config) -> float:
 def database_file(config: Config) -> str | None:
     """Return the SQLite file that the rollouts go to; None for another place."""
     buffer = config.buffer.trainer_input.experience_buffer
-    url = None if buffer is None or buffer.storage_type == "file" else buffer.path
+    url = None if buffer is None or buffer.storage_type == "file" else buffer.place
     if not url or not url.startswith("sqlite") or "://" not in url:
         return None
     return url.partition("://")[2][1:].partition("?")[0] or None

@@ -9,6 +9,7 @@ MULTI_TURN = "enable_concatenated_multi_turn"
 _TEXTS = frozenset({"prompt_key", "system_prompt_key", "system_prompt"})
 _CHAT = frozenset({"tools_key", "chat_template", "enable_thinking"})
 _PAIR = frozenset({"chosen_key", "rejected_key"})
+_IMAGES = frozenset({"image_key"})
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,10 @@ class RowSchema:
 SCHEMAS: dict[str, RowSchema] = {
     "experience": RowSchema({"plaintext": frozenset(), "messages": frozenset()}, auxiliary=frozenset({"sql", "queue"})),
     "sft": RowSchema(
-        {"plaintext": _TEXTS | _CHAT | {"response_key"}, "messages": _CHAT | {"messages_key", MULTI_TURN}},
+        {
+            "plaintext": _TEXTS | _CHAT | _IMAGES | {"response_key"},
+            "messages": _CHAT | _IMAGES | {"messages_key", MULTI_TURN},
+        },
         needed=frozenset({"prompt_key", "response_key", "messages_key"}),
         auxiliary=frozenset({"file", "sql"}),
     ),

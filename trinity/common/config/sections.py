@@ -8,7 +8,6 @@ from pydantic import BeforeValidator, Field
 
 from trinity.common.config.base import (
     GUIDE,
-    LATER,
     OWN,
     TRINITY,
     Args,
@@ -17,6 +16,7 @@ from trinity.common.config.base import (
     Int,
     Natural,
     Port,
+    Positive,
     Section,
     key,
     only,
@@ -48,8 +48,13 @@ class ClusterConfig(Section):
 class MonitorConfig(Section):
     """Destinations of metrics besides `<job>/metrics.jsonl`, always written."""
 
-    monitor_type: str = key("tensorboard", "tensorboard, wandb, mlflow or swanlab.", TRINITY)
+    monitor_type: str | tuple[str, ...] = key(
+        "tensorboard", "tensorboard, wandb, mlflow or swanlab, or a list of several; empty: none.", TRINITY
+    )
     monitor_args: Args | None = key(None, "Arguments of the monitor (wandb: base_url, api_key, ...).", GUIDE)
+    verl_names: bool = key(
+        False, "Metrics also under veRL's names, such as timing_s/update_actor; true for a file of veRL's.", OWN
+    )
     enable_ray_timeline: bool = key(
         False,
         "Write <job>/monitor/timeline.json.",
@@ -67,15 +72,24 @@ class MonitorConfig(Section):
 class DataJuicerServiceConfig(Section):
     """The Data-Juicer server."""
 
-    server_url: str | None = key(None, "Address of the server.", GUIDE)
-    auto_start: bool = key(False, "Start the server with the run.", GUIDE)
-    port: Port | None = key(None, "Port of a server started with the run.", GUIDE)
+    server_url: str | None = key(None, "Address of a server that runs already: http://host:port.", GUIDE)
+    auto_start: bool = key(False, "Start the server with the run; true where no section is written.", GUIDE)
+    port: Port | None = key(None, "Port of a server started with the run; null or 0: a free one.", GUIDE)
+    python: str | None = key(
+        None,
+        "Python of the environment with py-data-juicer; null: TRINITY_DATA_JUICER_PYTHON, else that of the run.",
+        OWN,
+    )
+    token: str | None = key(None, "Token of a server at server_url; null: TRINITY_DATA_JUICER_TOKEN.", OWN, secret=True)
+    allowed_operators: tuple[str, ...] = key((), "Operators that run though they run code, fetch or write files.", OWN)
+    timeout: Positive = key(600.0, "Longest wait for an answer in seconds, > 0.", OWN)
+    start_timeout: Positive = key(120.0, "Longest wait for the start in seconds, > 0.", OWN)
 
 
 class ServiceConfig(Section):
     """Outside services."""
 
-    data_juicer: DataJuicerServiceConfig | None = key(None, "The Data-Juicer server.", GUIDE, support=LATER)
+    data_juicer: DataJuicerServiceConfig | None = key(None, "The Data-Juicer server.", GUIDE)
 
 
 class OperatorConfig(Section):
@@ -91,29 +105,55 @@ class TaskPipelineConfig(Section):
     num_process: Count = key(4, "Worker processes.", GUIDE)
     operators: tuple[OperatorConfig, ...] = key((), "Operators in order.", GUIDE)
     inputs: tuple[str, ...] = key((), "Raw datasets.", GUIDE)
-    target_fields: tuple[str, ...] = key((), "Columns that are kept.", GUIDE)
-    config_path: str | None = key(None, "File of a Data-Juicer recipe.", TRINITY)
-    output: Args | None = key(None, "Taskset that is written; null: the explorer's.", TRINITY)
-    priority_weights: dict[str, float] | None = key(None, "Weights of the task priority.", TRINITY)
-    top_k: Annotated[Int, Field(ge=-1)] = key(-1, "Tasks that are kept; -1: all.", TRINITY)
+    target_fields: tuple[str, ...] = key(
+        (), "Columns that are kept, the first is the text of operators that name none; empty: all.", GUIDE
+    )
+    config_path: str | None = key(None, "File of a Data-Juicer recipe, in place of operators.", TRINITY)
+    output: Args | None = key(None, "`path` of the folder that is written; null: that of the taskset.", TRINITY)
+    priority_weights: dict[str, float] | None = key(
+        None,
+        "Weights of the task priority: difficulty, diversity, usage_frequency, quality; null: as published.",
+        TRINITY,
+    )
+    order_method: Literal["sort", "shuffle", "keep", "folding"] = key(
+        "sort", "Order of the tasks: by priority, at random, as they came, or by priority in layers.", TRINITY
+    )
+    folding_layers: Count = key(3, "Layers of order_method folding.", TRINITY)
+    top_k: Annotated[Int, Field(ge=-1)] = key(-1, "Tasks that are kept, at least 1; -1: all.", TRINITY)
 
 
 class ExperiencePipelineConfig(Section):
     """Processing of experiences before they are stored."""
 
     operators: tuple[OperatorConfig, ...] = key((), "Operators in order.", GUIDE)
-    save_input: bool = key(False, "Keep the experiences as they entered the pipeline too.", OWN, support=only(False))
-    input_save_path: str | None = key(
-        None, "Where the input is kept; null: the run's store.", TRINITY, support=only(None)
+    max_refill_batches: Natural = key(
+        0,
+        "Further tasks of an explore step, in batches of buffer.batch_size, for those that operators dropped; 0: none.",
+        OWN,
+        idle_with=(IdleWith("operators", values=((),), why="nothing is dropped"),),
     )
-    inputs: Args = key({}, "Further sources.", TRINITY, support=only({}))
-    output: Args | None = key(None, "Further sink.", TRINITY, support=only(None, {}))
+    save_input: bool = key(
+        False, "Keep the experiences as they came into the pipeline, before the operators, too.", OWN
+    )
+    input_save_path: str | None = key(
+        None,
+        "Database URL, SQLite file or JSON lines file of what came in; null: <job>/buffer/explorer_output.db.",
+        TRINITY,
+        idle_with=(IdleWith("save_input", values=(False,), why="the input is not kept"),),
+    )
+    input_copy_path: str | None = key(None, "JSON lines file beside it, from input_save_path.", OWN, derived=True)
+    inputs: dict[str, Args] = key(
+        {}, "Where experiences come from, which is the explorer: may name what input_save_path is.", TRINITY
+    )
+    output: Args | None = key(
+        None, "Where experiences go to, which is trainer_input.experience_buffer: may repeat it.", TRINITY
+    )
 
 
 class DataProcessorConfig(Section):
     """Pipelines over tasks and experiences."""
 
-    task_pipeline: TaskPipelineConfig | None = key(None, "Processing of tasks before the run.", GUIDE, support=LATER)
+    task_pipeline: TaskPipelineConfig | None = key(None, "Processing of tasks before the run.", GUIDE)
     experience_pipeline: ExperiencePipelineConfig = section(
         ExperiencePipelineConfig, "Processing of experiences before they are stored."
     )

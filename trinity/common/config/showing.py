@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from trinity.common.config.config import Config
+from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import shown_value
 from trinity.common.config.resolution import Derived
 from trinity.common.config.tree import Path, Tree, dotted
 from trinity.utils.log import REDACTED, is_secret_name, redact
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+NUMBER_TYPES = frozenset({"dtype", "param_dtype"})
 
-def dump_config(config: Config) -> str:
-    """Return a configuration as loadable YAML with secrets redacted."""
-    return yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True, width=120)
+
+def dump_config(
+    config: Config, references: Mapping[str, str] | None = None, *, addresses: Mapping[str, str] | None = None
+) -> str:
+    """Return a configuration as loadable YAML with secrets redacted.
+
+    Args:
+        config: the configuration.
+        references: what stands in place of some secrets, by key: `${oc.env:NAME}`, as it was written.
+        addresses: what stands in place of some values: of local copies, where they are from.
+    """
+    tree = Tree(_literal(_with_addresses(plain_values(config), addresses or {})))
+    for name, text in (references or {}).items():
+        tree.put(parse_path(name) or (), text)
+    return yaml.safe_dump(tree.values, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _with_addresses(value: Any, addresses: Mapping[str, str]) -> Any:
+    """Return a nested value with addresses in place of local copies."""
+    if isinstance(value, dict):
+        return {name: _with_addresses(inner, addresses) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_addresses(inner, addresses) for inner in value]
+    return addresses.get(value, value) if isinstance(value, str) else value
+
+
+def _literal(value: Any) -> Any:
+    """Return a nested value whose texts are read as no interpolations."""
+    if isinstance(value, dict):
+        return {name: _literal(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_literal(inner) for inner in value]
+    return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def unwritten_types(config: Config) -> list[str]:
+    """Return the keys of number types that nobody wrote.
+
+    A configuration that was dumped has them like written ones.
+    """
+    return sorted(_unset(config.trainer.trainer_config, "trainer.trainer_config", NUMBER_TYPES))
+
+
+def _unset(section: BaseModel, prefix: str, names: Collection[str]) -> Iterator[str]:
+    for name in type(section).model_fields:
+        value, key = vars(section)[name], f"{prefix}.{name}"
+        if isinstance(value, BaseModel):
+            yield from _unset(value, key, names)
+        elif name in names and name not in section.model_fields_set:
+            yield key
 
 
 def plain_values(config: Config) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from trinity.common.config.config import StageConfig
+from trinity.common.config.config import NAME_RULE, StageConfig, is_folder_name
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
 from trinity.common.config.schema_index import default_at, model_at
@@ -48,7 +48,8 @@ def split_stages(tree: Tree) -> tuple[Tree, list[tuple[str | None, Tree]], list[
     for index, stage in enumerate(stages):
         problems += _check_keys(tree, index, stage)
         problems += _shadowed(tree, base, index)
-        merged.append((stage.get("stage_name"), _merge_stage(tree, base, index)))
+        name = stage.get("stage_name")
+        merged.append((name if is_folder_name(str(name)) else None, _merge_stage(tree, base, index)))
     return base, merged, problems
 
 
@@ -65,6 +66,17 @@ def _check_names(tree: Tree, stages: list[dict[str, Any]]) -> list[Finding]:
                     path,
                     f"stage {index + 1} has no `stage_name`",
                     suggestion="give every stage its own `stage_name`",
+                )
+            )
+        elif not is_folder_name(str(name)):
+            problems.append(
+                tree.problem(
+                    "E1304",
+                    path,
+                    f"`{dotted(path)}` {NAME_RULE}, got {name!r}",
+                    rule=NAME_RULE,
+                    value=name,
+                    suggestion="the stage's folder has this name; choose a plain one",
                 )
             )
         elif str(name) in first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -27,7 +28,7 @@ class StorageConfig:
 
     name: str = ""
     storage_type: str = "file"
-    path: str | None = None
+    path: str | Sequence[str] | None = None
     repeat_times: int | None = None
     index: int = 0
     split: str = "train"

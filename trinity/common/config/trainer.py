@@ -54,6 +54,9 @@ class TrainerConfig(Section):
         None, "Processes that train the model; null or 0: one a GPU of the trainer, else one.", OWN
     )
     rank_timeout: Positive = key(600.0, "Longest wait of a training process for the others, in seconds.", OWN)
+    mini_batch_size: Count | None = key(
+        None, "Experiences per optimizer step; null: all of a training step, which then has one.", OWN
+    )
     total_steps: Count | None = key(None, "Training steps; null: until the data end.", GUIDE)
     save_interval: Natural = key(0, "Steps between checkpoints; 0: only the last.", TRINITY)
     save_strategy: Literal["unrestricted", "single_thread", "single_process", "single_node"] = key(
@@ -80,6 +83,12 @@ class TrainerConfig(Section):
     critic_warmup: Natural = key(0, "Steps that train only the critic.", TRINITY)
     max_checkpoints_to_keep: Natural = key(
         0, "Checkpoints kept; 0: all; at least 2 are kept.", TRINITY, verl_names=("max_actor_ckpt_to_keep",)
+    )
+    checkpoint_upload_dir: str | None = key(
+        None,
+        "Address (s3://, gs://, oss://, hdfs://) under which finished checkpoints are copied, each to "
+        "<address>/<project>[/<group>]/<name>/global_step_<N>; null: nowhere.",
+        OWN,
     )
     param_offload: bool = key(False, "Weights in host memory between phases.", TRINITY)
     optimizer_offload: bool = key(False, "Optimizer state in host memory between phases.", TRINITY)

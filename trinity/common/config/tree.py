@@ -7,13 +7,17 @@ a stage's line, the global line that it overrides, a `--set` argument, an enviro
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity.common.config.base import Section
 from trinity.common.config.problems import Finding
 
 Path = tuple[str | int, ...]
+_KEY = re.compile(r"(?<![\w./-])[a-z_]+(?:\.\w+|\[\d+\])+(?![\w/])")
+_WRITTEN = re.compile(r"`(\w+): ")
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Origin:
     """One place of a value.
 
     Attributes:
-        kind: `file`, `stage` (a line of a stage), `set` (`--set`) or `env`.
+        kind: `file`, `stage` (a line of a stage), `set` (`--set`), `env`, or `foreign` (a key of another tool).
         file: the YAML file, or `--set #n`, or the environment variable.
         line: line from 1.
         column: column from 1.
@@ -45,14 +49,23 @@ class Origin:
 
 @dataclass
 class Tree:
-    """Plain values and the origins of every path."""
+    """Plain values and the origins of every path.
+
+    Attributes:
+        values: nested.
+        origins: of each path, the one that counts first.
+        foreign_names: the key of another tool that gave each of our keys; problems speak of that.
+        foreign_hints: of these, the keys that take the same kind of value; ways out speak of that.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, tuple[Origin, ...]] = field(default_factory=dict)
+    foreign_names: Mapping[str, str] = field(default_factory=dict)
+    foreign_hints: Mapping[str, str] = field(default_factory=dict)
 
     def copy(self) -> Tree:
         """Return an independent copy."""
-        return Tree(copy.deepcopy(self.values), dict(self.origins))
+        return Tree(copy.deepcopy(self.values), dict(self.origins), self.foreign_names, self.foreign_hints)
 
     def origin(self, path: Path) -> Origin | None:
         """Return the origin of a path, or of the nearest enclosing one."""
@@ -88,7 +101,12 @@ class Tree:
 
     def problem(self, code: str, path: Path, message: str, **details: Any) -> Finding:
         """Return a problem at the origin of a path, with more fields of `Finding`."""
-        return place_problem(self.origin(path), code, path, message, **details)
+        found = place_problem(self.origin(path), code, path, message, **details)
+        if not self.foreign_names:
+            return found
+        if found.suggestion is not None:
+            found = replace(found, suggestion=_foreign_hint(found.suggestion, path, self.foreign_hints))
+        return in_foreign_words(found, self.foreign_names)
 
 
 def value_at(values: Any, path: Path) -> Any:
@@ -123,8 +141,39 @@ def place_problem(origin: Origin | None, code: str, path: Path, message: str, **
     )
 
 
+def in_foreign_words(finding: Finding, names: Mapping[str, str]) -> Finding:
+    """Return a finding that speaks of the keys of another tool."""
+
+    def said(text: str) -> str:
+        return _KEY.sub(lambda found: names.get(found[0], found[0]), text)
+
+    hint = finding.suggestion
+    said_hint = None if hint is None else said(hint)
+    return replace(
+        finding, key=names.get(finding.key, finding.key), message=said(finding.message), suggestion=said_hint
+    )
+
+
+def _foreign_hint(hint: str, path: Path, names: Mapping[str, str]) -> str:
+    """Return a way out in foreign keys, where it has those of a section.
+
+    The section is that of `path`; the way out has the last parts of its keys.
+    """
+
+    def said(found: re.Match[str]) -> str:
+        name = names.get(dotted((*path[:-1], found[1])))
+        return found[0] if name is None else f"`{name}: "
+
+    return _WRITTEN.sub(said, hint)
+
+
 def written_path(origin: Origin | None, path: Path) -> Path:
-    """Return a path as written: inside `stages[i]` if it comes from a stage."""
+    """Return a path as written.
+
+    It is inside `stages[i]` if it comes from a stage, and a foreign key if one gave it.
+    """
+    if origin is not None and origin.kind == "foreign":
+        return origin.written
     if origin is None or origin.written[:1] != ("stages",) or path[:1] == ("stages",):
         return path
     return (*origin.written[:2], *path)

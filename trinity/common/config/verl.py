@@ -24,7 +24,6 @@ from trinity.common.config.base import (
     Section,
     key,
     only,
-    refused,
     section,
 )
 from trinity.common.config.reward_model import RewardModelConfig
@@ -61,15 +60,7 @@ class VerlTrainerConfig(Section):
     critic_warmup: Natural | None = key(
         None, "Steps that train only the critic.", GUIDE, mirrors="trainer.critic_warmup"
     )
-    default_hdfs_dir: str | None = key(
-        None,
-        "HDFS folder of checkpoints.",
-        GUIDE,
-        support=refused(
-            why="checkpoints are written to a folder, not to HDFS",
-            instead="remove it, and write `checkpoint_root_dir` with a folder that is mounted from there",
-        ),
-    )
+    default_hdfs_dir: str | None = key(None, "", GUIDE, set_from="trainer.checkpoint_upload_dir")
     remove_previous_ckpt_in_save: bool = key(
         False,
         "Keep only the newest checkpoints.",

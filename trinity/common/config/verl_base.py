@@ -40,6 +40,7 @@ SCALED = refused(
     "lost",
     instead="write bfloat16 or float32; an engine may still sample in float16 (`explorer.rollout_model.dtype`)",
 )  # fmt: skip
+COMPILED = Idle(None, "nothing is compiled, and the numbers are the same", is_any=True)
 PADDED = Idle(False, "sequences are always packed without padding, which gives the same numbers")
 GRADIENTS_KEPT = Idle(True, "gradients are freed at the end of each optimizer step, so that none are left to move")
 # A model without gradients: of its sharding, which is that of a trained one, this is not done yet.
@@ -89,7 +90,7 @@ class FsdpConfig(Section):
     )
     entropy_from_logits_with_chunking: bool | None = key(None, "As of the model; null inherits.", VERL, support=LATER)
     entropy_checkpointing: bool | None = key(None, "As of the model; null inherits.", VERL, support=LATER)
-    use_torch_compile: bool | None = key(None, "As of the model; null inherits.", VERL, support=LATER)
+    use_torch_compile: bool | None = key(None, "As of the model; null inherits.", VERL, idle=COMPILED)
     forward_only: bool = key(False, "The model is never trained.", VERL, support=LATER)
     seed: Int = key(42, "Seed of the worker.", VERL, support=LATER)
     full_determinism: bool = key(False, "Only deterministic kernels.", VERL, support=LATER)
@@ -142,7 +143,7 @@ class FusedKernelOptions(Section):
         None,
         "Null or torch: the output layer in pieces.",
         GUIDE,
-        support=refused("torch", why=_KERNEL, instead="write torch, or remove it"),
+        idle=Idle(None, _KERNEL, is_any=True, but=("torch",)),
     )
 
 

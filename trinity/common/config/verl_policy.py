@@ -19,6 +19,7 @@ from trinity.common.config.base import (
     section,
 )
 from trinity.common.config.verl_base import (
+    COMPILED,
     GRADIENTS_KEPT,
     PADDED,
     SCORES_ONLY,
@@ -81,7 +82,7 @@ class ActorConfig(Section):
     megatron: MegatronEngineConfig = section(
         MegatronEngineConfig, "Parallel groups of Megatron.", VERL, at={"grad_offload": Facts(idle=GRADIENTS_KEPT)}
     )
-    use_torch_compile: bool | None = key(None, "Compile the entropy function; null: no.", VERL, support=LATER)
+    use_torch_compile: bool | None = key(None, "Compile the entropy function; it never is.", VERL, idle=COMPILED)
     clip_ratio: NonNegative | None = key(
         None,
         "Clip range.",
@@ -125,7 +126,7 @@ class ActorConfig(Section):
     tau_pos: NonNegative | None = key(None, "Gate of positive advantages (sapo).", VERL, support=LATER)
     tau_neg: NonNegative | None = key(None, "Gate of negative advantages (sapo).", VERL, support=LATER)
     use_prefix_grouper: bool = key(False, "Share the computation of equal prompts.", VERL, support=LATER)
-    freeze_vision_tower: bool = key(False, "Do not train the vision model.", VERL, support=LATER)
+    freeze_vision_tower: bool = key(False, "Do not train the vision model.", VERL)
     use_rollout_log_probs: bool | None = key(
         None,
         "",

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from trinity.utils.syntax import parsed_expression
+
 MAX_CHARS = 512
 MAX_NODES = 128
 MAX_DIGITS = 24
@@ -43,7 +45,7 @@ def _parse(text: str) -> ast.expr:
     # Python refuses leading zeros; in an answer they mean nothing.
     plain = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", text, flags=re.ASCII)
     try:
-        return ast.parse(plain.replace("\n", " ").strip(), mode="eval").body
+        return parsed_expression(plain.replace("\n", " ").strip())
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ArithmeticRefused(f"not an expression: {type(error).__name__}") from error
 

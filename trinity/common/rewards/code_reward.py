@@ -96,6 +96,11 @@ class CodeReward(RewardFn):
         self.memory_bytes = memory_bytes
         self.timeout_score = timeout_score
 
+    @classmethod
+    def check_truth(cls, truth: Any) -> None:
+        """Refuse a truth without cases (E5133)."""
+        read_cases(truth)
+
     def __call__(self, response: str, prompt: str | None = None, truth: Any = None, **kwargs: Any) -> dict[str, float]:
         """Return the share of passed cases.
 

@@ -62,6 +62,11 @@ class CountDownRewardFn(RewardFn):
 
     needs = frozenset({"truth"})
 
+    @classmethod
+    def check_truth(cls, truth: Any) -> None:
+        """Refuse a truth without target and numbers (E5115)."""
+        read_truth(truth)
+
     def __call__(self, response: str, prompt: str | None = None, truth: Any = None, **kwargs: Any) -> dict[str, float]:
         """Return the score of `response`.
 

@@ -40,6 +40,16 @@ class RewardFn(Declared, ABC):
     kind = "reward_fn"
     gives_scores: ClassVar[bool] = True
 
+    @classmethod
+    def check_truth(cls, truth: Any) -> None:
+        """Accept what a row holds as its answer, before any attempt.
+
+        A row whose answer is refused is left out and counted. By default everything is accepted.
+
+        Raises:
+            RewardError: no response could be scored with it.
+        """
+
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the scores of a response by name, or one number.

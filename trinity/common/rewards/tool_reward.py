@@ -25,19 +25,24 @@ class ToolCallReward(RewardFn):
     arguments; a truth without calls wants an empty list. One `<think>...</think>` has to come before.
     """
 
+    @classmethod
+    def check_truth(cls, truth: Any) -> None:
+        """Refuse a truth that is no list of calls (E5114)."""
+        if calls_in(truth) is None:
+            raise RewardError(
+                "the task has no tool calls to compare with: the answer must be a list of {'name': ..., 'arguments': "
+                f"...}}, or JSON of it, got {truth!r:.160}; set format.response_key of the taskset",
+                code="E5114",
+            )
+
     def __call__(self, response: str, truth: Any = None, **kwargs: Any) -> dict[str, float]:
         """Return the score of a response.
 
         Raises:
             RewardError: the truth is no list of calls (E5114).
         """
+        self.check_truth(truth)
         wanted = calls_in(truth)
-        if wanted is None:
-            raise RewardError(
-                "the task has no tool calls to compare with: the answer must be a list of {'name': ..., 'arguments': "
-                f"...}}, or JSON of it, got {truth!r:.160}; set format.response_key of the taskset",
-                code="E5114",
-            )
         made = calls_of(response)
         return {"tool_call": float(made is not None and made == wanted)}
 

@@ -8,8 +8,23 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, Float, Index, Integer, LargeBinary, String, Text, UniqueConstraint, func, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    DateTime,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.ext.hybrid import hybrid_property
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience
@@ -32,6 +47,22 @@ def _part(name: str, *columns: str, where: str) -> Index:
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
+class ExperienceBlobModel(Base):
+    """The payload of an experience, apart from what changes later.
+
+    A database writes a changed row anew, with all of its bytes.
+
+    Attributes:
+        id: of the experience.
+        experience_bytes: the payload; there is no row once it was pruned.
+    """
+
+    __tablename__ = "experience_blob"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    experience_bytes: Mapped[bytes] = mapped_column(LargeBinary)
+
+
 class ExperienceModel(Base):
     """One experience, its text, its payload and its state.
 
@@ -46,6 +77,7 @@ class ExperienceModel(Base):
         task_id: `batch/task`, the group.
         run_id: number of the rollout in its group.
         msg_id: turn within the rollout.
+        is_first: 1 for one row of each rollout, whose state says what became of the rollout.
         model_version: version of the weights that sampled it.
         reward: scalar reward, NULL where there is none.
         consumed: 1 once trained.
@@ -58,8 +90,9 @@ class ExperienceModel(Base):
         use_count: how often it was trained.
         prompt_text: the prompt as text.
         response_text: the response as text.
-        experience_bytes: the payload; NULL once pruned.
+        payload_bytes: size of the payload; NULL once pruned.
         timestamp: time of arrival, UTC.
+        blob: the row of the payload; None once pruned.
     """
 
     __tablename__ = "experience"
@@ -74,6 +107,7 @@ class ExperienceModel(Base):
     task_id: Mapped[str] = mapped_column(String(256), index=True)
     run_id: Mapped[int] = mapped_column(Integer, default=0)
     msg_id: Mapped[str] = mapped_column(String(128), default="")
+    is_first: Mapped[int] = mapped_column(Integer, default=1, server_default=text("1"))
     model_version: Mapped[int | None] = mapped_column(Integer)
     reward: Mapped[float | None] = mapped_column(Float)
     consumed: Mapped[int] = mapped_column(Integer, default=0)
@@ -86,8 +120,15 @@ class ExperienceModel(Base):
     use_count: Mapped[int] = mapped_column(Integer, default=0)
     prompt_text: Mapped[str | None] = mapped_column(Text)
     response_text: Mapped[str | None] = mapped_column(Text)
-    experience_bytes: Mapped[bytes | None] = mapped_column(LargeBinary)
+    payload_bytes: Mapped[int | None] = mapped_column(Integer)
     timestamp: Mapped[datetime] = mapped_column(DateTime, server_default=func.current_timestamp())
+
+    blob: Mapped[ExperienceBlobModel | None] = relationship(
+        primaryjoin="ExperienceModel.id == foreign(ExperienceBlobModel.id)",
+        lazy="joined",
+        cascade="all, delete-orphan",
+        single_parent=True,
+    )
 
     __table_args__ = (
         UniqueConstraint("run", "stage", "buffer", "uid", name="uq_experience_uid"),
@@ -98,9 +139,25 @@ class ExperienceModel(Base):
             "ix_experience_held",
             *_OWNER,
             *("state", "retired_step", "trained_step"),
-            where="experience_bytes IS NOT NULL AND trained_step IS NOT NULL",
+            where="payload_bytes IS NOT NULL AND trained_step IS NOT NULL",
         ),
     )
+
+    @hybrid_property
+    def experience_bytes(self) -> bytes | None:
+        """The payload; None once pruned."""
+        return None if self.blob is None else self.blob.experience_bytes
+
+    @experience_bytes.inplace.setter
+    def _set_experience_bytes(self, payload: bytes | None) -> None:
+        self.blob = None if payload is None else ExperienceBlobModel(experience_bytes=payload)
+        self.payload_bytes = None if payload is None else len(payload)
+
+    @experience_bytes.inplace.expression
+    @classmethod
+    def _experience_bytes_expression(cls) -> ColumnElement[bytes]:
+        payload = select(ExperienceBlobModel.experience_bytes).where(ExperienceBlobModel.id == cls.id)
+        return payload.scalar_subquery()
 
     def to_experience(self) -> Experience:
         """Return the experience of this row.
@@ -158,6 +215,7 @@ def experience_values(experience: Experience, *, max_bytes: int = MAX_EXPERIENCE
         "drop_reason": None if fits else "oversize",
         "prompt_text": storable_text(experience.prompt_text) if fits else None,
         "response_text": storable_text(experience.response_text) if fits else None,
+        "payload_bytes": len(payload) if fits else None,
         "experience_bytes": payload if fits else None,
     }
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trinity.common.rewards.format_reward import FORMAT_SCORE
 from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.workflow import AsyncSimpleWorkflow, SimpleWorkflow, Task
 from trinity.runtime.worker_thread import call_in_thread
@@ -25,12 +26,13 @@ class _Boxed(SimpleWorkflow):
 
     def reset(self, task: Task) -> None:
         """Prepare row, prompts, sampling arguments and reward function of a task."""
+        own, of_reward = task.workflow_args or {}, task.reward_fn_args or {}
+        self.with_think = bool(own.get("with_think") or of_reward.get("with_think"))
+        self.default_system_prompt = THOUGHT_PROMPT if self.with_think else BOXED_PROMPT
         super().reset(task)
-        self.use_base = bool(self.workflow_args.get("use_base", False))
-        self.with_think = bool(self.workflow_args.get("with_think", False))
-        self.format_score_coef = float(self.workflow_args.get("format_score_coef", 0.1))
-        if self.system_prompt is None and "system_prompt" not in self.workflow_args:
-            self.system_prompt = THOUGHT_PROMPT if self.with_think else BOXED_PROMPT
+        self.use_base = bool(own.get("use_base", False))
+        cost = own.get("format_score_coef")
+        self.format_score_coef = float(of_reward.get("format_score_coef", FORMAT_SCORE) if cost is None else cost)
 
     def format_prompt(self) -> str:
         """Return system prompt and question as a text to continue."""
@@ -60,10 +62,11 @@ class MathBoxedWorkflow(_Boxed):
     r"""One answer in `\boxed{}`, scored by `math_boxed_reward`.
 
     Arguments of the taskset's `workflow_args`: `use_base` continues a text instead of a chat, for models without a chat
-    template; `with_think` asks for a thought, whose absence costs `format_score_coef`.
+    template; `with_think` asks for a thought, whose absence costs `format_score_coef` (0.1). The last two may stand in
+    `reward_fn_args` instead.
     """
 
-    arguments = {"system_prompt": None, "use_base": False, "with_think": False, "format_score_coef": 0.1}
+    arguments = {"system_prompt": None, "use_base": False, "with_think": False, "format_score_coef": None}
     ranges = {"format_score_coef": "[0, inf)"}
 
     def run(self) -> list[Experience]:

@@ -39,13 +39,15 @@ ROLES = {
 class ToolCallWorkflow(AsyncSimpleWorkflow):
     """The next turn of a conversation with tools, scored by its calls.
 
-    Columns of the row: `raw_system`, what stands before the tools in the system prompt; `tools`, a list of functions or
-    its JSON; `conversations`, turns with `from` (human, gpt, function_call, observation, or the roles user, assistant
-    and tool) and `value`; `answer`, the right calls, unless `format.response_key` names a column of the row. The
-    default reward function is `tool_call_reward`. Prompt and calls are plain text, for any chat template.
+    Columns of the row: `raw_system`, what stands before the tools in the system prompt, unless
+    `workflow_args.system_prompt` says it for all rows; `tools`, a list of functions or its JSON; `conversations`, turns
+    with `from` (human, gpt, function_call, observation, or the roles user, assistant and tool) and `value`; `answer`,
+    the right calls, unless `format.response_key` names a column of the row. The default reward function is
+    `tool_call_reward`. Prompt and calls are plain text, for any chat template.
     """
 
     needs = frozenset({"reward_fn"})
+    reads_format = False
     arguments = {}
     default_reward_fn = "tool_call_reward"
 
@@ -67,8 +69,11 @@ class ToolCallWorkflow(AsyncSimpleWorkflow):
         if not isinstance(turns, list) or not turns:
             raise self._wrong("conversations", "a list of {'from': ..., 'value': ...}", turns)
         lines = [json.dumps(tool if "function" in tool else {"type": "function", "function": tool}) for tool in tools]
-        system = f"{self.raw_task.get('raw_system') or ''}{TOOL_PROMPT.format(tools=chr(10).join(lines))}"
+        system = f"{self.system_prompt or ''}{TOOL_PROMPT.format(tools=chr(10).join(lines))}"
         return [{"role": "system", "content": system}, *map(self._message, turns)]
+
+    def _choose_system_prompt(self) -> str | None:
+        return self.workflow_args.get("system_prompt", self.raw_task.get("raw_system"))
 
     def _message(self, turn: Any) -> dict[str, Any]:
         role = ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None

@@ -14,8 +14,4 @@ from trinity.utils.registry import Registry
 CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
 WORKFLOW_CONTENTS: Mapping[str, Entry] = CONTENTS.names["workflow"]
 
-WORKFLOWS = Registry(
-    "workflow",
-    WORKFLOW_CONTENTS,
-    later=("simple_mm_workflow", "async_simple_mm_workflow"),
-)
+WORKFLOWS = Registry("workflow", WORKFLOW_CONTENTS)

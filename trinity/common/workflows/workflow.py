@@ -55,6 +55,7 @@ class Workflow(Declared):
             function of the taskset; `auxiliary_model`, one of `explorer.auxiliary_models`.
         default_reward_fn: name of the reward function where the taskset names none.
         package: module of an optional package that it needs.
+        reads_format: its prompt follows `system_prompt`, `system_prompt_key` and `reply_prefix` of the format.
 
     Args:
         task: what to attempt.
@@ -65,6 +66,7 @@ class Workflow(Declared):
     kind = "workflow"
     default_reward_fn: ClassVar[str | None] = None
     package: ClassVar[str] = ""
+    reads_format: ClassVar[bool] = False
     can_reset: bool = False
     can_repeat: bool = False
     is_async: bool = False
@@ -215,6 +217,7 @@ class SimpleWorkflow(Workflow):
     """
 
     needs = frozenset({"prompt", "reward_fn"})
+    reads_format = True
     arguments = {"system_prompt": None}
     ranges = {"system_prompt": "text"}
     can_reset = True

@@ -14,6 +14,8 @@ logger = get_logger("explorer")
 
 MESSAGES_PATH = "/v1/messages"
 CLIENT_GONE = 499
+# An argument out of range, an image that cannot be read or is not in its place, and one for a model that reads none.
+_OF_REQUEST = ("E5602", "E4031", "E4032", "E5613")
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -98,7 +100,7 @@ def http_error(error: Exception) -> HTTPError:
         return HTTPError(500, f"{type(error).__name__}; see the log of the run", kind="server_error")
     if error.code == "E5608":
         return HTTPError(400, text, code="context_length_exceeded")
-    if error.code == "E5602" or isinstance(error, NotAvailableError | EnvironmentProblem):
+    if error.code in _OF_REQUEST or isinstance(error, NotAvailableError | EnvironmentProblem):
         return HTTPError(400, text, code=error.code)
     if isinstance(error, DeadlineError):
         return HTTPError(504, text, kind="timeout_error", code=error.code)

@@ -14,6 +14,7 @@ from trinity.common.experience import Experience
 from trinity.explorer.api.calls import RunningCall, Served
 from trinity.explorer.api.descriptions import BLOCK_MESSAGES, described
 from trinity.explorer.api.errors import MESSAGES_PATH, BadRequestError, HTTPError
+from trinity.explorer.api.image_parts import of_source
 from trinity.explorer.api.requests import MAX_INT, ChatRequest, StopText, checked, read
 from trinity.explorer.api.responses import usage_of
 from trinity.explorer.api.service import Form, Service
@@ -234,11 +235,13 @@ def _chat_messages(number: int, message: Mapping[str, Any]) -> list[dict[str, An
     if not isinstance(content, list):
         raise BadRequestError(f"content of {where} must be text or a list of blocks", param="messages")
     found: list[dict[str, Any]] = []
-    own: dict[str, Any] = {"role": role, "content": ""}
+    own: dict[str, Any] = {"role": role, "content": []}
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
-            own["content"] += block["text"]
+            own["content"].append({"type": "text", "text": block["text"]})
+        elif kind == "image" and role == "user":
+            own["content"].append(_image(block, where))
         elif kind == "tool_result" and role == "user" and isinstance(block.get("tool_use_id"), str):
             text = _texts(block.get("content") or "", where)
             found.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
@@ -249,10 +252,17 @@ def _chat_messages(number: int, message: Mapping[str, Any]) -> list[dict[str, An
         else:
             raise BadRequestError(
                 f"{where} has a block of type {kind!r} that cannot be read here: blocks of text, tool_use and thinking "
-                "of the assistant, and tool_result of the user are",
+                "of the assistant, and tool_result and image of the user are",
                 param="messages",
             )
     return [*found, own] if not found or own["content"] else found
+
+
+def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    try:
+        return of_source(block)
+    except ValueError as error:
+        raise BadRequestError(f"{where}: {error}", param="messages") from error
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:

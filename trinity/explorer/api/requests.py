@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from trinity.common.models.generate_params import MAX_TOP_LOGPROBS
 from trinity.explorer.api.descriptions import CHAT_MESSAGES, TOOLS
 from trinity.explorer.api.errors import BadRequestError
+from trinity.explorer.api.image_parts import MAX_IMAGES, of_url
 
 __all__ = ["BadRequestError", "ChatRequest", "CompletionRequest", "NamedTool", "StreamOptions", "read", "refuse_others"]
 
@@ -126,7 +127,12 @@ class ChatRequest(_Request):
     @field_validator("messages")
     @classmethod
     def _messages(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [_message(number, message) for number, message in enumerate(messages)]
+        found = [_message(number, message) for number, message in enumerate(messages)]
+        contents = [message["content"] for message in found if isinstance(message["content"], list)]
+        count = sum(part["type"] == "image_url" for content in contents for part in content)
+        if count > MAX_IMAGES:
+            raise ValueError(f"a request has at most {MAX_IMAGES} images, got {count}")
+        return found
 
     @field_validator("top_logprobs")
     @classmethod
@@ -302,7 +308,7 @@ def _object(body: bytes) -> dict[str, Any]:
 def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as chat templates read it.
 
-    Its content is text, and the arguments of its tool calls are mappings.
+    Its content is text, or parts if it has images, and the arguments of its tool calls are mappings.
     """
     found = dict(message)
     if not isinstance(found.get("role"), str):
@@ -312,7 +318,7 @@ def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} of message {number} must be text")
     content = found.get("content")
     if isinstance(content, list):
-        found["content"] = "".join(_text(number, part) for part in content)
+        found["content"] = _parts(number, found["role"], content)
     elif content is None:
         found["content"] = ""
     elif not isinstance(content, str):
@@ -324,11 +330,29 @@ def _message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _text(number: int, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") not in ("text", "input_text"):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise ValueError(f"message {number} has a part of type {kind!r}; parts of type 'text' are read here")
-    return str(part.get("text", ""))
+def _parts(number: int, role: str, content: list[Any]) -> str | list[dict[str, Any]]:
+    """Return the text of a content, or its parts if it has images."""
+    parts = [_part(number, role, part) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(number: int, role: str, part: Any) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind in ("text", "input_text"):
+        return {"type": "text", "text": str(part.get("text", ""))}
+    if kind != "image_url":
+        raise ValueError(
+            f"message {number} has a part of type {kind!r}; parts of type 'text', and of a user 'image_url', are read "
+            "here"
+        )
+    if role != "user":
+        raise ValueError(f"message {number} has an image and role {role!r}; images are read in messages of the user")
+    try:
+        return of_url(part)
+    except ValueError as error:
+        raise ValueError(f"message {number}: {error}") from error
 
 
 def _tool_call(number: int, call: Any) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trinity.explorer.api.errors import BadRequestError
+from trinity.explorer.api.image_parts import of_url
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_IMAGE = "input_image"
 _TEXTS = ("input_text", "output_text", "text")
 _OF_CALL = {"type", "id", "call_id", "name", "arguments", "status", "namespace"}
 _OF_MESSAGE = {"type", "role", "content", "id", "status", "phase"}
@@ -66,11 +68,42 @@ def _answer(messages: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return messages[-1]
 
 
-def _content(item: Mapping[str, Any], where: str) -> str:
+def _content(item: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
     others = item.keys() - _OF_MESSAGE
     if others:
         raise BadRequestError(f"{where}: `{min(others)}` is not known here", param="input")
-    return _texts(item.get("content"), where)
+    content = item.get("content")
+    parts = content if isinstance(content, list) else []
+    if not any(_is_image(part) for part in parts):
+        return _texts(content, where)
+    if item.get("role") != "user":
+        raise BadRequestError(f"{where}: images are read in messages of the user", param="input")
+    return [_image(part, where) if _is_image(part) else _text(part, where) for part in parts]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == _IMAGE
+
+
+def _text(part: Any, where: str) -> dict[str, Any]:
+    return {"type": "text", "text": _texts([part], where)}
+
+
+def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a part `input_image` as one of chat completions.
+
+    Raises:
+        BadRequestError: no data: URL, or one that cannot be read.
+    """
+    if part.get("file_id") is not None or not isinstance(part.get("image_url"), str):
+        raise BadRequestError(
+            f"{where}: a part of type 'input_image' needs image_url: 'data:image/png;base64,...'; no file is kept here",
+            param="input",
+        )
+    try:
+        return of_url({"image_url": {"url": part["image_url"], "detail": part.get("detail")}})
+    except ValueError as error:
+        raise BadRequestError(f"{where}: {error}", param="input") from error
 
 
 def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trinity.buffer.store.fates import ISSUED
+from trinity.buffer.store.types import rollout_keys
 from trinity.common.errors import ConfigError, TrinityError
 from trinity.explorer.metrics import prefixed, summary, truncation_counts
 from trinity.explorer.proxy.experiences import committed_experiences
@@ -165,25 +168,27 @@ class Committer:
         try:
             batch = f"{self._producer.name}/{step}"
             experiences = await self._io.call(committed_experiences, rows, batch=batch)
-            kept, own = await self._pipeline.process(experiences)
+            processed = await self._pipeline.complete([await self._pipeline.operate(experiences)])
         except Exception:
             await self._io.call(self._record.undo, step)
             raise
         failpoint("serve.before_append")
+        kept, own = processed.experiences, processed.metrics
         self.state.model_version = self._engine.model_version
         self.state.pipeline = self._pipeline.state_dict()
         after = {**self.state.as_json(), "explore_step": step}
-        appended = await self._producer.append(kept, explore_step=step, snapshot=json.dumps(after))
+        counts = processed.fates + Counter({ISSUED: len(rollout_keys(experiences))})
+        appended = await self._producer.append(kept, explore_step=step, snapshot=json.dumps(after), counts=counts)
         self.state.explore_step = self.summary.step = step
         self.summary.experience_count += appended.appended
         failpoint("serve.after_append")
         await self._io.call(self._record.finish, step)
         failpoint("serve.after_commit")
-        counts = await self._io.call(lambda: self._record.counts)
-        metrics = _metrics(experiences) | prefixed("experience_pipeline", own)
+        waiting = (await self._io.call(lambda: self._record.counts)).waiting
+        metrics = _metrics(experiences) | prefixed("experience_pipeline", own) | appended.fates.metrics()
         metrics |= {
             "rollout/answer_count": len(rows),
-            "rollout/unrewarded_count": counts.waiting,
+            "rollout/unrewarded_count": waiting,
             "rollout/dropped_count": self._record.dropped_count,
             "rollout/model_version": self._engine.model_version,
             "experience_pipeline/oversize_count": appended.quarantined,

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
 
 from trinity.buffer.store.database import Database, reconnecting
-from trinity.buffer.store.ledger import chunks
+from trinity.buffer.store.scope import chunks
 from trinity.common.errors import TrinityError
 from trinity.explorer.proxy.tables import CALLS, create_tables
 from trinity.utils.log import get_logger

@@ -96,11 +96,12 @@ def _write_table(file: Path, experiences: Sequence[Experience]) -> None:
     from sqlalchemy import create_engine
     from sqlalchemy.orm import Session
 
-    from trinity.common.schema.sql_schema import Base, ExperienceModel
+    from trinity.common.schema.sql_schema import Base, ExperienceBlobModel, ExperienceModel
 
     engine = create_engine(f"sqlite:///{file}")
     try:
-        Base.metadata.create_all(engine, tables=[Base.metadata.tables[ExperienceModel.__tablename__]])
+        own = (ExperienceModel.__tablename__, ExperienceBlobModel.__tablename__)
+        Base.metadata.create_all(engine, tables=[Base.metadata.tables[name] for name in own])
         with Session(engine) as session:
             session.add_all(
                 [

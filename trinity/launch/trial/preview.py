@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import xxhash
 
@@ -13,16 +14,19 @@ from trinity.buffer.rows import BadRow
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config import Config
 from trinity.common.config.problems import Finding
+from trinity.common.config.resolved import training_tasksets
 from trinity.common.errors import TrinityError
+from trinity.common.images.messages import without_images
+from trinity.common.images.reading import UnreadableImage
+from trinity.common.images.sizes import ImageSizes
 from trinity.common.models.chat_template import chat_text, load_tokenizer
 from trinity.common.workflows.task import Task, read_option
 from trinity.common.workflows.workflow import SimpleWorkflow
+from trinity.launch.trial.token_counts import token_counts
 from trinity.preflight.prompts import prompt_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_BATCH = 1000
 
 
 @dataclass
@@ -36,7 +40,8 @@ class TasksetPreview:
         bad: rows that are left out, and why.
         lengths: tokens of each prompt.
         limit: tokens of the longest prompt, its key, and what becomes of longer ones; None: not known.
-        num_repeated: rows whose prompt an earlier row has.
+        num_images: images of all prompts; in their lengths each counts as what stands for it in the text.
+        num_repeated: rows whose prompt, with its images, an earlier row has.
         overlaps: prompts that another taskset has, by its name.
         prompts: the first ones, rendered.
         is_rendered: texts and lengths are those of what the model is sent first; else of the prompt column, of which
@@ -49,6 +54,7 @@ class TasksetPreview:
     bad: Sequence[BadRow]
     lengths: list[int] = field(default_factory=list)
     limit: tuple[int, str, str] | None = None
+    num_images: int = 0
     num_repeated: int = 0
     overlaps: dict[str, int] = field(default_factory=dict)
     prompts: list[str] = field(default_factory=list)
@@ -88,6 +94,7 @@ class TasksetPreview:
             "num_rows": self.num_rows,
             "bad_rows": [str(row) for row in self.bad],
             "num_long": self.num_long,
+            "num_images": self.num_images,
             "findings": [f"[{each.code}] {each.message}" for each in self.findings()],
             "num_repeated": self.num_repeated,
             "overlaps": self.overlaps,
@@ -98,7 +105,7 @@ class TasksetPreview:
 
 
 def previewed(config: Config, *, num_shown: int) -> list[TasksetPreview]:
-    """Return what the tasksets of a stage hold, the one that is trained first.
+    """Return what the tasksets of a stage hold, those of training first.
 
     Args:
         config: of a stage whose process is ready, as `trial_stage` returns it.
@@ -108,26 +115,28 @@ def previewed(config: Config, *, num_shown: int) -> list[TasksetPreview]:
         DataError: a dataset cannot be used (E4001 to E4060).
         EnvironmentProblem: there is no tokenizer, or no chat template (E3102, E3107, E3109).
     """
-    section = config.buffer.explorer_input
-    trained = [] if section.taskset is None else [section.taskset]
+    evaluated = config.buffer.explorer_input.eval_tasksets
     tokenizer = load_tokenizer(config.model)
     previews, known = list[TasksetPreview](), list[set[bytes]]()
-    for taskset in [*trained, *section.eval_tasksets]:
-        reader = TaskReader(taskset, is_eval=taskset not in trained)
-        texts, is_rendered = _texts(reader.tasks(), tokenizer, config)
-        digests = [xxhash.xxh3_128_digest(text.encode("utf-8", "replace")) for text in texts]
+    ratio = config.buffer.max_bad_row_ratio
+    readers = [TaskReader(taskset, max_bad_row_ratio=ratio) for taskset in training_tasksets(config)]
+    readers += [TaskReader(taskset, is_eval=True, max_bad_row_ratio=ratio) for taskset in evaluated]
+    for reader in readers:
+        prompts, is_rendered = _prompts(reader.tasks(), tokenizer, config)
+        digests = [prompt.digest() for prompt in prompts]
         own = set(digests)
         previews.append(
             TasksetPreview(
-                taskset.name,
+                reader.config.name,
                 reader.is_eval,
                 len(reader),
                 reader.quarantined,
-                _lengths(texts, tokenizer),
+                _lengths(prompts, tokenizer),
                 prompt_limit(config),
+                sum(len(prompt.images) for prompt in prompts),
                 len(digests) - len(own),
                 {other.name: len(own & seen) for other, seen in zip(previews, known, strict=True) if own & seen},
-                texts[:num_shown],
+                [prompt.text for prompt in prompts[:num_shown]],
                 is_rendered,
             )
         )
@@ -135,12 +144,34 @@ def previewed(config: Config, *, num_shown: int) -> list[TasksetPreview]:
     return previews
 
 
-def _texts(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase, config: Config) -> tuple[list[str], bool]:
-    """Return the prompts as texts, and whether they are those of the model."""
-    texts, is_rendered, workflow = list[str](), True, None
+class _Prompt(NamedTuple):
+    """A prompt as text, with one token for each image.
+
+    Attributes:
+        text: what the chat template writes.
+        images: the encoded images.
+        num_more: tokens of the images beyond one each.
+    """
+
+    text: str
+    images: Sequence[bytes] = ()
+    num_more: int = 0
+
+    def digest(self) -> bytes:
+        """Return a hash of text and images."""
+        hashed = xxhash.xxh3_128(self.text.encode("utf-8", "replace"))
+        for image in self.images:
+            hashed.update(xxhash.xxh3_128_digest(image))
+        return hashed.digest()
+
+
+def _prompts(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase, config: Config) -> tuple[list[_Prompt], bool]:
+    """Return the prompts, and whether they are those of the model."""
+    prompts, is_rendered, workflow = list[_Prompt](), True, None
+    sizes = ImageSizes.of_folder(Path(config.model.model_path).expanduser())
     for task in tasks:
         if not (isinstance(task.workflow, type) and issubclass(task.workflow, SimpleWorkflow)):
-            texts.append(str(task.task_desc if task.task_desc is not None else task.raw_task))
+            prompts.append(_Prompt(str(task.task_desc if task.task_desc is not None else task.raw_task)))
             is_rendered = False
             continue
         try:
@@ -148,9 +179,9 @@ def _texts(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase, config: Co
                 workflow = task.workflow(task=task, model=cast(Any, None), auxiliary_models=[])
             else:
                 workflow.reset(task)
-            messages = workflow.format_messages()
-        except TrinityError as error:
-            texts.append(f"{type(error).__name__}: {error}")
+            messages, images = without_images(workflow.format_messages())
+        except (TrinityError, UnreadableImage) as error:
+            prompts.append(_Prompt(f"{type(error).__name__}: {error}"))
             is_rendered = False
             continue
         thinking = read_option(task.format_args, "enable_thinking")
@@ -160,11 +191,11 @@ def _texts(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase, config: Co
             "chat_template": read_option(task.format_args, "chat_template"),
         }
         prefix = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
-        texts.append(chat_text(tokenizer, messages, **options) + prefix)
-    return texts, is_rendered
+        more = 0 if sizes is None else sum(max(0, sizes.num_tokens(image) - 1) for image in images)
+        prompts.append(_Prompt(chat_text(tokenizer, messages, **options) + prefix, images, more))
+    return prompts, is_rendered
 
 
-def _lengths(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    batches = [list(texts[begin : begin + _BATCH]) for begin in range(0, len(texts), _BATCH)]
-    encoded = (tokenizer(batch, add_special_tokens=False)["input_ids"] for batch in batches)
-    return [len(tokens) for batch in encoded for tokens in batch]
+def _lengths(prompts: Sequence[_Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    lengths = token_counts([prompt.text for prompt in prompts], tokenizer)
+    return [length + prompt.num_more for length, prompt in zip(lengths, prompts, strict=True)]

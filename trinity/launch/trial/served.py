@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trinity.common.errors import EnvironmentProblem, ExitCode
 from trinity.launch.trial.announcement import Announcement, ServedModel, announced, refuse_second
 from trinity.launch.trial.session import own_engines
+from trinity.utils.ports import taken
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -76,7 +77,7 @@ def _begun(endpoint: Endpoint, port: int) -> str:
         return endpoint.address
     except OSError as error:
         raise EnvironmentProblem(
-            f"port {port} of 127.0.0.1 cannot be listened at: {error.strerror}; give another --port, or 0",
+            f"port {port} of 127.0.0.1 cannot be listened at: {taken(port, error)}; give another --port, or 0",
             code="E3431",
         ) from error
 

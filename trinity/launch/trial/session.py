@@ -61,16 +61,15 @@ def first_tasks(config: Config, count: int, *, repeat_times: int = 1) -> list[Ta
     Raises:
         DataError: the dataset cannot be used.
     """
-    from trinity.buffer.task_reader import TaskReader
+    from trinity.explorer.assembly import read_tasksets
 
-    taskset = config.buffer.explorer_input.taskset
-    assert taskset is not None, "a stage without tasks is not chosen"
-    reader = TaskReader(taskset, batch_size=config.buffer.batch_size, seed=config.seed)
-    if reader.quarantined:
-        logger.warning(
-            "taskset %r: %d of %d rows cannot be used and are left out; first: %s",
-            *(taskset.name, len(reader.quarantined), len(reader.quarantined) + len(reader), reader.quarantined[0]),
-        )
+    reader = read_tasksets(config)
+    for each in reader.by_number.values():
+        if each.quarantined:
+            logger.warning(
+                "taskset %r: %d of %d rows cannot be used and are left out; first: %s",
+                *(each.config.name, len(each.quarantined), len(each.quarantined) + len(each), each.quarantined[0]),
+            )
     tasks = reader.read(min(count, len(reader)))
     return [dataclasses.replace(task, repeat_times=repeat_times) for task in tasks]
 

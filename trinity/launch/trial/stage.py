@@ -12,10 +12,14 @@ from pathlib import Path
 
 from trinity.common.config import Config, ConfigSource, InferenceModelConfig, Plan, StagePlan
 from trinity.common.config.engine_args import TORCH_ENGINE_ARGS
+from trinity.common.config.keys import KEYS
+from trinity.common.config.problems import Finding
+from trinity.common.config.resolved import training_tasksets
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
 from trinity.launch.run import RunOptions, begun, plan_run
+from trinity.preflight.data import training_datasets
 from trinity.preflight.machine import refuse_unfit_machine
 from trinity.utils.gpu import has_gpu
 from trinity.utils.log import get_logger, set_level
@@ -61,7 +65,7 @@ def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
     stage = replace(stage, config=alone(stage.config))
     refuse_unfit_machine(Plan(plan.source, [stage]))
     check_packages()
-    config = stage.config
+    config = with_raw_tasks(stage.config)
     if config.trainer.trainer_config.reward_model.enable:
         logger.warning("the reward model is not asked here: rewards are those of the workflow")
     is_late = "torch" in sys.modules
@@ -73,20 +77,45 @@ def trial_stage(source: ConfigSource, options: TrialOptions) -> Config:
     return config
 
 
+def with_raw_tasks(config: Config) -> Config:
+    """Return a configuration that reads raw tasks where none were made.
+
+    They are the input of a task pipeline that has not run yet.
+    """
+    section, taskset = config.data_processor.task_pipeline, config.buffer.explorer_input.taskset
+    if section is None or taskset is None or Path(str(taskset.path)).expanduser().exists():
+        return config
+    found = Finding(
+        "W4041",
+        str(KEYS.data_processor.task_pipeline),
+        f"the task pipeline has not made {taskset.path} yet: its input is read ({', '.join(section.inputs)}), before "
+        "operators, order and top_k",
+    )
+    logger.warning("[%s] %s", found.code, found.message)
+    raw = config.buffer.explorer_input.model_copy(
+        update={"taskset": taskset.model_copy(update={"path": tuple(section.inputs)})}
+    )
+    return config.model_copy(update={"buffer": config.buffer.model_copy(update={"explorer_input": raw})})
+
+
 def _chosen(plan: Plan, name: str | None) -> StagePlan:
-    able = [stage for stage in plan.stages if stage.config.buffer.explorer_input.taskset is not None]
+    able = [stage for stage in plan.stages if training_tasksets(stage.config)]
     able = [stage for stage in able if stage.config.mode not in (Mode.TRAIN, Mode.SERVE, Mode.BENCH)]
     chosen = [stage for stage in able if name in (None, stage.name)]
     if not chosen:
         names = ", ".join(str(stage.name) for stage in able if stage.name)
         said = "" if name is None else f" called {name!r}"
+        datasets = [f"`{key}`" for stage in plan.stages for key, _, _ in training_datasets(stage.config)]
+        way_out = "give it `buffer.explorer_input.taskset`, with `mode: both`"
+        if datasets and not names:
+            way_out = (
+                f"it trains on a dataset ({', '.join(dict.fromkeys(datasets))}), which has rows and no tasks: "
+                "`trinity validate` looks at the first of them, and a run writes those that it leaves out to "
+                "<job>/buffer/quarantine"
+            )
         raise ConfigError(
             f"no stage{said} of the file has tasks to attempt"
-            + (
-                f"; those that have: {names}"
-                if names
-                else "; give it `buffer.explorer_input.taskset`, with `mode: both`"
-            ),
+            + (f"; those that have: {names}" if names else f"; {way_out}"),
             code="E1920",
         )
     return begun(plan, plan.stages.index(chosen[0]))

@@ -66,4 +66,4 @@ def settings_of(config: Config, *, url: str | None = None, buffer: str = "", tok
 
 def _database(config: Config) -> str:
     buffer = config.buffer.trainer_input.experience_buffer
-    return "" if buffer is None or buffer.storage_type == "file" else buffer.path or ""
+    return "" if buffer is None or buffer.storage_type == "file" else buffer.place or ""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from trinity.buffer.records import Records, Wanted
+from trinity.buffer.records import Records
+from trinity.buffer.wanted import Wanted
 from trinity.common.errors import TrinityError
 from trinity.common.experience import Experience
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED, ExperienceModel
@@ -71,25 +72,38 @@ def _wanted(buffer: str) -> Wanted:
         states = st.multiselect("State", (READY, CLAIMED, TRAINED, DROPPED), key="states")
         least = st.number_input("Least reward", value=None, key="least")
         most = st.number_input("Most reward", value=None, key="most")
+        run = st.text_input("Run", key="run", help="As the run is called: project/name.")
+        step = st.number_input("Training step", value=None, min_value=0, step=1, key="step", help="It used them.")
+        below = st.number_input("Below id", value=None, min_value=1, step=1, key="below", help="Older ones only.")
     return Wanted(
-        buffer=buffer, states=tuple(states), task=task.strip(), text=text, least_reward=least, most_reward=most
+        buffer=buffer,
+        states=tuple(states),
+        task=task.strip(),
+        text=text,
+        least_reward=least,
+        most_reward=most,
+        run=run.strip(),
+        step=step,
+        below=below,
     )
 
 
 def _chosen(records: Records, wanted: Wanted) -> ExperienceModel | None:
     """Show the table, and return the experience that is chosen in it."""
-    count = records.count(wanted)
-    pages = max(1, -(-count // PAGE_SIZE))
+    found = records.search(wanted)
+    pages = max(1, -(-len(found.ids) // PAGE_SIZE))
     with st.sidebar:
         st.session_state["page"] = min(st.session_state.get("page", 1), pages)  # filters leave fewer
         number = st.number_input("Page", min_value=1, max_value=pages, key="page", help="The newest first.")
-    st.caption(f"{count} experiences, page {number} of {pages}")
-    rows = records.page(wanted, number=number - 1, size=PAGE_SIZE)
+    more = "" if found.below is None else f"; for those that are older, give {found.below} as “Below id”"
+    st.caption(f"{len(found.ids)} experiences, page {number} of {pages}{more}")
+    rows = records.of_ids(found.ids[(number - 1) * PAGE_SIZE : number * PAGE_SIZE])
     linked = records.one(int(st.query_params[LINK])) if st.query_params.get(LINK, "").isdecimal() else None
     if rows:
         st.dataframe(overview(rows), hide_index=True)
     else:
-        st.info("No experience meets the filters.")
+        looked = "" if found.below is None else f" among those from id {found.below} on, which were looked at in time"
+        st.info(f"No experience meets the filters{looked}.")
     if not rows and linked is None:
         return None
     known = {row.id: row for row in rows}

@@ -13,6 +13,7 @@ from typing import NoReturn
 from trinity.common.errors import EnvironmentProblem
 from trinity.manager.viewer.settings import ViewerSettings
 from trinity.utils.packages import install_hint, is_installed
+from trinity.utils.ports import taken
 
 ADDRESS = "127.0.0.1"
 
@@ -66,7 +67,7 @@ def _free_port(port: int) -> int:
             tried.bind((ADDRESS, port))
         except OSError as error:
             raise EnvironmentProblem(
-                f"port {port} of {ADDRESS} cannot be listened at: {error.strerror}; give another --port, or 0",
+                f"port {port} of {ADDRESS} cannot be listened at: {taken(port, error)}; give another --port, or 0",
                 code="E3431",
             ) from error
         return int(tried.getsockname()[1])

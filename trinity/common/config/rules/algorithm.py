@@ -215,16 +215,6 @@ def _check_pairs(resolution: Resolution, algorithm: str) -> None:
 
 def _check_kl_penalty(resolution: Resolution) -> None:
     """Check that a KL penalty in the reward reaches the advantage."""
-    name = resolution.config.algorithm.kl_penalty_fn
-    of_penalty = resolution.catalogue.entry("kl_fn", name)
-    if of_penalty is not None and of_penalty.of_distributions:
-        resolution.problem(
-            "E1854",
-            ALGORITHM.kl_penalty_fn,
-            f"`algorithm.kl_penalty_fn: {name}` compares whole distributions, and a reward is lowered by the "
-            "log-probability of its token",
-            suggestion=f"write `kl_loss_fn: {name}`, or another kl_penalty_fn such as k3",
-        )
     penalty, advantage = resolution.config.algorithm.kl_penalty_fn, resolution.config.algorithm.advantage_fn
     entry = resolution.catalogue.entry("advantage_fn", advantage)
     is_known = entry is not None or advantage is None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from trinity.common.config import resolved
 from trinity.common.config.following import override
-from trinity.common.config.keys import ACTOR, KEYS, Key
+from trinity.common.config.keys import ACTOR, CRITIC, KEYS, Key
 from trinity.common.config.mixture import batch_size_for
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.resolved import (
+    has_critic,
     num_explored,
     num_workers,
     repeat_times,
@@ -64,7 +65,17 @@ def resolve_batches(resolution: Resolution) -> None:
         experts = f", and {size - rollouts} expert rows" if size > rollouts else ""
         reason = f"batch_size ({resolution.config.buffer.batch_size}) x repeat_times ({repeat}){experts}"
         resolution.derive(SIZE, size, reason)
-    override(resolution, ACTOR.ppo_mini_batch_size, by=SIZE)
+    mini = KEYS.trainer.mini_batch_size
+    if resolution.get(mini) is None:
+        override(resolution, ACTOR.ppo_mini_batch_size, by=SIZE)
+        return
+    override(resolution, ACTOR.ppo_mini_batch_size, by=mini)
+    size, whole = resolution.filled(mini), resolution.get(SIZE)
+    if size > whole:
+        resolution.problem(
+            "E1945", mini, f"`{mini}` ({size}) must be at most {SIZE} ({whole})", rule=f"<= {whole}", involves=(SIZE,),
+            suggestion="remove it: a training step has one optimizer step then",
+        )  # fmt: skip
 
 
 def check_micro_batches(resolution: Resolution) -> None:
@@ -84,6 +95,32 @@ def check_micro_batches(resolution: Resolution) -> None:
         involves=(ACTOR.ppo_micro_batch_size_per_gpu,),
         suggestion=f"use {nearest}",
     )
+
+
+def check_scope(resolution: Resolution) -> None:
+    """Check that micro-batches are fixed where each has its own divisors."""
+    key = KEYS.algorithm.loss_agg_scope
+    if resolution.get(key) != "micro_batch":
+        return
+    loss, strategy = KEYS.algorithm.policy_loss_fn, KEYS.trainer.trainer_strategy
+    name = resolution.get(loss)
+    entry = resolution.catalogue.entry("policy_loss_fn", name)
+    if entry is not None and entry.convention != "verl":
+        _misfit_of_scope(resolution, loss, f"a policy_loss_fn of veRL (`verl_...`), got {name}", "remove it")
+    by_tokens = KEYS.trainer.use_dynamic_bsz if resolution.get(ACTOR.use_dynamic_bsz) else None
+    if by_tokens is None and has_critic(resolution.config) and resolution.get(CRITIC.use_dynamic_bsz):
+        by_tokens = CRITIC.use_dynamic_bsz
+    if by_tokens is not None:
+        needs = "micro-batches of a fixed number of rows: else the lengths of other rows decide what a row counts"
+        _misfit_of_scope(resolution, by_tokens, needs, f"write `{by_tokens}: false`, or remove it")
+    if resolution.get(strategy) == "megatron":
+        _misfit_of_scope(resolution, strategy, "trainer_strategy fsdp or fsdp2", "remove it")
+
+
+def _misfit_of_scope(resolution: Resolution, other: Key[object], needs: str, suggestion: str) -> None:
+    key = KEYS.algorithm.loss_agg_scope
+    message = f"`{key}: micro_batch` needs {needs}"
+    resolution.problem("E1958", key, message, involves=(other,), suggestion=suggestion)
 
 
 def check_groups(resolution: Resolution) -> None:

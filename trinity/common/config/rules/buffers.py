@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.following import note_idle, set_from
-from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, part_of, path_of
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, Key, args_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.batches import num_trained
-from trinity.common.config.rules.databases import absolute_url, is_database
-from trinity.common.config.rules.registered import Chosen, check_name, check_selector, resolve_arguments
-from trinity.common.config.rules.tasksets import check_format, check_multi_turn, resolve_format, tasksets
+from trinity.common.config.rules.databases import absolute_url, has_several, is_database
+from trinity.common.config.rules.registered import Chosen, check_name, resolve_arguments
+from trinity.common.config.rules.selectors import check_selector
+from trinity.common.config.rules.tasksets import (
+    check_format,
+    check_multi_turn,
+    resolve_format,
+    tasksets,
+    trained_tasksets,
+)
 from trinity.common.constants import BENCH, TRAINER
 
 REPLAY = EXPERIENCES.replay_buffer
@@ -101,10 +109,12 @@ def _check_storage(resolution: Resolution, kind: str, *, trains_on_data: bool) -
 def _resolve_place(resolution: Resolution, kind: str) -> None:
     """Make the path of an output file or a store's URL absolute."""
     if kind == "file":
-        if resolution.mode in ("explore", "serve"):
+        if resolution.mode in ("explore", "serve") and not has_several(resolution, EXPERIENCES.path):
             _resolve_output_file(resolution)
         return
-    path, folder = resolution.get(EXPERIENCES.path), Path(resolution.filled(KEYS.buffer.cache_dir))
+    if has_several(resolution, EXPERIENCES.path):
+        return
+    path, folder = cast("str | None", resolution.get(EXPERIENCES.path)), Path(resolution.filled(KEYS.buffer.cache_dir))
     own = f"sqlite:///{folder / 'experience.db'}"
     if not path:
         resolution.derive(EXPERIENCES.path, own, "the run's own store")
@@ -130,7 +140,7 @@ def _resolve_place(resolution: Resolution, kind: str) -> None:
 
 def _resolve_output_file(resolution: Resolution) -> None:
     """Fill the path of the explorer's output file; it defaults to the job's."""
-    path = resolution.get(EXPERIENCES.path)
+    path = cast("str | None", resolution.get(EXPERIENCES.path))
     if path and "://" in path:
         resolution.problem(
             "E1890",
@@ -160,6 +170,7 @@ def check_unique_names(resolution: Resolution) -> None:
         keys.append(EXPERIENCES.name)
     keys += [AUXILIARY[name].name for name in resolution.get(AUXILIARY) if _shares_names(resolution, AUXILIARY[name])]
     evaluated = {str(INPUT.eval_tasksets[i].name) for i in range(len(resolution.get(INPUT.eval_tasksets)))}
+    trained = [each.name for each in trained_tasksets(resolution)]
     seen: dict[str, Key[str]] = {}
     _check_place(resolution)
     for key in keys:
@@ -169,7 +180,7 @@ def check_unique_names(resolution: Resolution) -> None:
             continue
         origin = resolution.origin(seen[name])
         place = f" ({origin.describe()})" if origin else ""
-        if str(seen[name]) == str(part_of(INPUT.taskset, "name")) and str(key) in evaluated:
+        if seen[name] in trained and str(key) in evaluated:
             resolution.problem(
                 "W1305",
                 key,

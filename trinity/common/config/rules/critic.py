@@ -73,7 +73,12 @@ def _fill(resolution: Resolution) -> None:
     join_older_names(resolution, CRITIC, but=(CRITIC.model,))
     _resolve_places(resolution)
     _resolve_retention(resolution)
-    override(resolution, CRITIC.ppo_mini_batch_size, by=KEYS.buffer.train_batch_size)
+    is_split = resolution.get(KEYS.trainer.mini_batch_size) is not None
+    override(
+        resolution,
+        CRITIC.ppo_mini_batch_size,
+        by=KEYS.trainer.mini_batch_size if is_split else KEYS.buffer.train_batch_size,
+    )
     fall_back(resolution, CRITIC.optim.lr)
     budget = resolution.get(ACTOR.ppo_max_token_len_per_gpu)
     if resolution.get(CRITIC.ppo_max_token_len_per_gpu) is None and budget is not None:

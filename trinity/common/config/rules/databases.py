@@ -11,8 +11,10 @@ from trinity.common.config.resolution import Resolution
 _DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 
 
-def resolve_database(resolution: Resolution, key: Key[str | None]) -> None:
+def resolve_database(resolution: Resolution, key: Key[str | tuple[str, ...] | None]) -> None:
     """Make the path of rows that are read from a database an absolute URL."""
+    if has_several(resolution, key):
+        return
     path = str(resolution.get(key))
     url = absolute_url(path, resolution.cwd)
     if is_database(url) and not path.lower().endswith(_DATA_SUFFIXES):
@@ -25,6 +27,20 @@ def resolve_database(resolution: Resolution, key: Key[str | None]) -> None:
         rule="sqlite:///<file> or postgresql://user@host/database",
         suggestion=f"write `path: sqlite:///{Path(path).stem or 'data'}.db`, or `storage_type: file` for data files",
     )
+
+
+def has_several(resolution: Resolution, key: Key[str | tuple[str, ...] | None]) -> bool:
+    """Refuse a list where there is one database; return whether it was one."""
+    if not isinstance(resolution.get(key), tuple | list):
+        return False
+    resolution.problem(
+        "E1889",
+        key,
+        f"`{key}` is a list, and these rows are in one database",
+        rule="one database; a list of files, folders and hub ids with `storage_type: file`",
+        suggestion="write one of them; several tables of tasks are entries of `buffer.explorer_input.tasksets`",
+    )
+    return True
 
 
 def absolute_url(path: str, cwd: Path) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path, PurePath
+from typing import Any
 
 from trinity.common.config.following import fallback_of, note_idle
-from trinity.common.config.keys import AUXILIARY, KEYS, Key
+from trinity.common.config.keys import AUXILIARY, EXPERIENCES, KEYS, REWARD_MODEL, Key, part_of, present
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.rules.engines import EXTERNAL, engines
 from trinity.common.config.rules.tasksets import tasksets
+from trinity.utils.log import redact
+from trinity.utils.remote.addresses import SCHEMES, scheme_name
 
 DATABASES = ("sqlite", "postgresql")
 CONTINUE = KEYS.continue_from_checkpoint
@@ -20,6 +23,7 @@ PATH = KEYS.trainer.trainer_config.trainer.resume_from_path
 CLUSTER = KEYS.cluster
 RUNTIME = CLUSTER.runtime
 ADDRESS = CLUSTER.ray_address
+UPLOAD = KEYS.trainer.checkpoint_upload_dir
 UNNAMED = ("auto", "")
 
 
@@ -48,28 +52,87 @@ def derive_names(resolution: Resolution) -> None:
 
 
 def check_addresses(resolution: Resolution) -> None:
-    """Refuse addresses such as `hdfs://...` in place of local paths."""
+    """Refuse addresses where nothing is copied from or to them."""
     auxiliary = resolution.get(AUXILIARY).items()
-    keys: list[Key[str | None]] = [
-        KEYS.checkpoint_root_dir,
+    folders: list[Key[Any]] = [KEYS.checkpoint_root_dir, PATH]
+    models: list[Key[Any]] = [
         KEYS.model.model_path,
         KEYS.model.critic_model_path,
-        PATH,
-        *(key.path for key in tasksets(resolution)),
-        *(AUXILIARY[name].path for name, each in auxiliary if each.storage_type in (None, "file")),
+        *(
+            KEYS.explorer.auxiliary_models[i].model_path
+            for i in range(len(resolution.get(KEYS.explorer.auxiliary_models)))
+        ),
+        *(present(KEYS.model.lora_configs)[i].path for i in range(len(resolution.get(KEYS.model.lora_configs) or ()))),
+        REWARD_MODEL.model.path,
     ]
-    for key in keys:
+    data = [
+        *(place for key in tasksets(resolution) for place in _places(resolution, key.path)),
+        *(_places(resolution, EXPERIENCES.path) if _reads_experiences(resolution) else ()),
+        *(
+            place
+            for name, each in auxiliary
+            if each.storage_type in (None, "file")
+            for place in _places(resolution, AUXILIARY[name].path)
+        ),
+    ]
+    for key in (*folders, *models, *data, UPLOAD):
         written = resolution.get(key) if resolution.is_given(key) else None
-        scheme, mark, rest = written.partition("://") if isinstance(written, str) else ("", "", "")
-        if mark and scheme.partition("+")[0] not in DATABASES:
-            resolution.problem(
-                "E1896",
-                key,
-                f"`{key}` is an address of {scheme}; read and written are folders and files of this machine",
-                value=written,
-                rule="a folder or a file of this machine",
-                suggestion=f"mount or download {rest} and write the path that it has here",
-            )
+        scheme = scheme_name(written)
+        known = SCHEMES.get(scheme or "")
+        if key == UPLOAD:
+            is_right = written is None or (known is not None and known.is_writable)
+        elif scheme is None or scheme.partition("+")[0] in DATABASES:
+            is_right = True
+        else:
+            is_right = key not in folders and known is not None and (key in data or known.has_folders)
+        if is_right:
+            continue
+        rule, way_out = _refused_address(key, str(written), is_model=key in models, is_folder=key in folders)
+        resolution.problem(
+            "E1896",
+            key,
+            f"`{key}` is {'a path' if scheme is None else f'an address of {scheme}'}, and takes {rule}",
+            value=redact(str(written)),
+            rule=rule,
+            suggestion=way_out,
+        )
+
+
+def _refused_address(key: Key[Any], written: str, *, is_model: bool, is_folder: bool) -> tuple[str, str]:
+    """Return what a key takes instead of an address, and the way out."""
+    rest = redact(written).partition("://")[2]
+    if key == KEYS.checkpoint_root_dir:
+        return (
+            "a folder of this machine",
+            f"keep it on a local disk, and write the address as `{UPLOAD}`: every finished checkpoint is copied there",
+        )
+    if key == UPLOAD:
+        names = ", ".join(f"{name}://" for name, each in SCHEMES.items() if each.is_writable)
+        return (
+            f"an address of {names}",
+            f"write such an address, or remove it: checkpoints are in `{KEYS.checkpoint_root_dir}`",
+        )
+    if is_folder:
+        return (
+            "a folder of this machine",
+            f"to begin from its weights write `{KEYS.model.model_path}: {redact(written)}/actor/huggingface`; to go on "
+            "with its optimizer and its place in the data, copy the folder of the job back to this machine",
+        )
+    names = ", ".join(f"{name}://" for name, each in SCHEMES.items() if each.has_folders or not is_model)
+    what = "a folder of this machine, a hub id" if is_model else "a file or a folder of this machine, a hub id"
+    return f"{what} or an address of {names}", f"mount or download {rest} and write the path that it has here"
+
+
+def _reads_experiences(resolution: Resolution) -> bool:
+    """Return whether the buffer of experiences is a dataset."""
+    buffer = resolution.config.buffer.trainer_input.experience_buffer
+    return buffer is not None and resolution.trains_on_dataset and buffer.storage_type in (None, "file")
+
+
+def _places(resolution: Resolution, key: Key[Any]) -> list[Key[Any]]:
+    """Return the keys of the places that a path names."""
+    value = resolution.get(key)
+    return [key] if value is None or isinstance(value, str) else [part_of(key, i) for i in range(len(value))]
 
 
 def resolve_resume(resolution: Resolution) -> None:

@@ -17,7 +17,7 @@ from trinity.common.config.row_schemas import auxiliary_schemas
 from trinity.common.config.rules.batches import SIZE, expert_ratio, mixes_experts, num_experts
 from trinity.common.config.rules.databases import resolve_database
 from trinity.common.config.rules.ranks import is_world_known
-from trinity.common.config.rules.registered import check_selector
+from trinity.common.config.rules.selectors import check_selector
 from trinity.common.config.rules.tasksets import check_format, resolve_format
 
 STRATEGY = KEYS.algorithm.sample_strategy

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from trinity.common.config.buffer import GenerationConfig
 from trinity.common.config.following import fill_defaults, note_idle
-from trinity.common.config.keys import KEYS, Key, present
+from trinity.common.config.keys import KEYS, Key, part_of, present
 from trinity.common.config.resolution import Resolution
+from trinity.common.config.resolved import num_workers
 from trinity.common.config.rules.engines import engines
 from trinity.common.config.rules.tasksets import tasksets
 
 MODEL = KEYS.model
 LORA = present(MODEL.lora_configs)
 ADAPTER = LORA[0]
+LONG = 8192
+"""Tokens above which a sequence needs settings of its own."""
+TOKENS_A_DEVICE = 2048
+"""Tokens of a long response that one device holds well."""
 
 
 def check_model_paths(resolution: Resolution) -> None:
@@ -145,4 +150,30 @@ def _hand_to_taskset(resolution: Resolution, key: Key[GenerationConfig]) -> None
             rule="<= model.max_response_tokens",
             involves=(MODEL.max_response_tokens,),
             suggestion=f"write {longest} or less",
+        )
+
+
+def suggest_long_sequences(resolution: Resolution) -> None:
+    """Suggest what long sequences need of engine and trainer (W1946)."""
+    longest, response = resolution.get(KEYS.model.max_model_len), resolution.get(KEYS.model.max_response_tokens)
+    if longest is None or longest <= LONG or not resolution.explores:
+        return
+    budget = part_of(KEYS.explorer.rollout_model.extra_engine_args, "max_num_batched_tokens")
+    given = resolution.config.explorer.rollout_model.extra_engine_args.get("max_num_batched_tokens")
+    if isinstance(given, int) and given < longest:
+        resolution.problem(
+            "W1946",
+            budget,
+            f"`{budget}` ({given}) is less than a sequence of {longest} tokens, which is then computed in pieces",
+            suggestion=f"write `max_num_batched_tokens: {longest}`",
+        )
+    shared = KEYS.trainer.ulysses_sequence_parallel_size
+    workers, wanted = num_workers(resolution.config), (response or 0) // TOKENS_A_DEVICE
+    if (response or 0) > LONG and resolution.get(shared) == 1 and workers > 1:
+        size = max(number for number in range(1, workers + 1) if workers % number == 0 and number <= wanted)
+        resolution.problem(
+            "W1946",
+            shared,
+            f"`{shared}` is 1, and a response may have {response} tokens: one device holds all that a sequence needs",
+            suggestion=f"write `ulysses_sequence_parallel_size: {size}` if the memory is too small",
         )

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trinity.common.config.buffer import DataSelectorConfig
-from trinity.common.config.following import fill_defaults
 from trinity.common.config.keys import KEYS, Key, last_part
 from trinity.common.config.mixture import DERIVED_ARGUMENTS
 from trinity.common.config.nearest import nearest
@@ -117,14 +115,6 @@ def resolve_arguments(resolution: Resolution, chosen: Chosen, of_type: Mapping[s
             suggestion=f"mend `{last_part(chosen.args)}` in its `default_config`",
         )
     resolution.derive(chosen.args, check_arguments(resolution, chosen, of_type), f"defaults of {chosen.name}")
-
-
-def check_selector(resolution: Resolution, key: Key[DataSelectorConfig]) -> None:
-    """Give a selector its seed; check that it exists, and its arguments."""
-    fill_defaults(resolution, key)
-    name = resolution.get(key.selector_type)
-    if check_name(resolution, key.selector_type, "selector", name):
-        check_arguments(resolution, Chosen(key.selector_type, key.kwargs, "selector", name))
 
 
 def check_arguments(
@@ -242,7 +232,13 @@ def range_faults(
     """
     for name, default in known.items():
         value, rule = arguments[name], entry.ranges.get(name)
-        way_out = f"the default is {default}" if default is not None else "remove it"
+        switch = entry.needed_if.get(name)
+        if default is not None:
+            way_out = f"the default is {default}"
+        elif switch is not None and (not switch or arguments.get(switch) is True):  # without it is an error, too
+            way_out = f"write such a `{name}`" + (f", or `{switch}: false`" if switch else "")
+        else:
+            way_out = "remove it"
         is_unused = _has_sides(known, name) and None not in _sides(arguments, name)
         if value is None:
             is_needed = isinstance(default, int | float | str) and not isinstance(default, bool)

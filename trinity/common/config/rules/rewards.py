@@ -5,7 +5,10 @@ from __future__ import annotations
 from trinity.common.config.following import fall_back, join_older_names
 from trinity.common.config.keys import ACTOR, KEYS, REWARD_MODEL, Key, args_of
 from trinity.common.config.resolution import Resolution
+from trinity.common.config.reward_shaping import NAME as SHAPING
+from trinity.common.config.reward_shaping import RewardShaping
 from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
+from trinity.common.errors import ConfigError
 from trinity.utils.entry import Entry
 
 ADVANTAGE = KEYS.algorithm.advantage_fn
@@ -104,6 +107,23 @@ def check_reshaping(resolution: Resolution) -> None:
             involves=(ADVANTAGE, KEYS.algorithm.algorithm_type),
             suggestion="give the reward its final form in the reward function",
         )
+
+
+def check_shaping(resolution: Resolution) -> None:
+    """Check the terms of `reward_shaping_mapper` as the operator does (E1707)."""
+    for index, operator in enumerate(resolution.get(OPERATORS)):
+        if operator.name != SHAPING or not resolution.catalogue.is_built_in("operator", SHAPING):
+            continue
+        key = OPERATORS[index].args["reward_shaping_configs"]
+        try:
+            RewardShaping.parse_all(operator.args.get("reward_shaping_configs"))
+        except ConfigError as error:
+            resolution.problem(
+                error.code,
+                key,
+                f"`{key}`: {error.args[0]}",
+                suggestion="write `reward_shaping_configs: [{stats_key: bonus, op_type: ADD, weight: 1.0}]`",
+            )
 
 
 def _needs(resolution: Resolution) -> frozenset[str]:

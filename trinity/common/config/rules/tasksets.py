@@ -6,25 +6,37 @@ from collections.abc import Mapping
 
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.following import join_older_names, set_from
-from trinity.common.config.keys import KEYS, REWARD_MODEL, TASKSET, Key, part_of, path_of
+from trinity.common.config.keys import KEYS, REWARD_MODEL, ROLLOUT_MODEL, TASKSET, Key, part_of, path_of
 from trinity.common.config.resolution import Resolution
 from trinity.common.config.row_schemas import MULTI_TURN, SCHEMAS
 from trinity.common.config.rules.databases import resolve_database
-from trinity.common.config.rules.registered import Chosen, check_arguments, check_name, check_selector
+from trinity.common.config.rules.registered import Chosen, check_arguments, check_name
 from trinity.common.config.rules.rewards import has_reward_model
+from trinity.common.config.rules.selectors import check_idle_selector, check_selector
 
 INPUT = KEYS.buffer.explorer_input
 _CONTENT = ("messages_key", "prompt_key", "response_key", "chosen_key", "rejected_key")
+_PROMPT_PARTS = ("system_prompt", "system_prompt_key", "reply_prefix")
 # What says of itself which form the rows have, and what is refused elsewhere.
-_NOT_CHECKED = ("prompt_type", "image_key", "video_key")
+_NOT_CHECKED = ("prompt_type", "video_key")
 
 
 def tasksets(resolution: Resolution) -> list[Key[TasksetConfig]]:
-    """Return the keys of all tasksets, the training one first."""
+    """Return the keys of all tasksets, those of training first."""
+    section = resolution.config.buffer.explorer_input
+    return trained_tasksets(resolution) + [INPUT.eval_tasksets[index] for index in range(len(section.eval_tasksets))]
+
+
+def trained_tasksets(resolution: Resolution) -> list[Key[TasksetConfig]]:
+    """Return the keys of the tasksets that are explored for training."""
     section = resolution.config.buffer.explorer_input
     keys = [TASKSET] if section.taskset else []
-    keys += [INPUT.tasksets[index] for index in range(len(section.tasksets))]
-    return keys + [INPUT.eval_tasksets[index] for index in range(len(section.eval_tasksets))]
+    return keys + [INPUT.tasksets[index] for index in range(len(section.tasksets))]
+
+
+def is_evaluated(key: Key[TasksetConfig]) -> bool:
+    """Return whether a taskset is evaluated, not trained on."""
+    return "eval_tasksets" in path_of(key)
 
 
 def resolve_tasksets(resolution: Resolution) -> None:
@@ -62,9 +74,10 @@ def resolve_tasksets(resolution: Resolution) -> None:
 
 
 def _resolve_taskset(resolution: Resolution, key: Key[TasksetConfig], index: int) -> None:
-    is_eval = "eval_tasksets" in path_of(key)
-    if not resolution.is_given(key.name) and is_eval:
-        resolution.derive(key.name, f"eval_taskset_{path_of(key)[-1]}", "place in eval_tasksets")
+    is_eval = is_evaluated(key)
+    if not resolution.is_given(key.name) and key != TASKSET:
+        *_, among, place = path_of(key)
+        resolution.derive(key.name, f"{str(among).removesuffix('s')}_{place}", f"place in {among}")
     if not resolution.get(key.path):
         resolution.problem("E1827", key.path, f"`{key.path}` is missing", suggestion="write where the tasks are")
     elif resolution.get(key.storage_type) == "sql":
@@ -72,9 +85,13 @@ def _resolve_taskset(resolution: Resolution, key: Key[TasksetConfig], index: int
     _resolve_repeats(resolution, key, is_eval=is_eval)
     _resolve_workflow(resolution, key, is_eval=is_eval)
     resolve_format(resolution, key.format)
+    _check_images(resolution, key)
     check_multi_turn(resolution, key.format)
     join_older_names(resolution, key)
-    check_selector(resolution, key.data_selector)
+    if is_eval:
+        check_idle_selector(resolution, key.data_selector)
+    else:
+        check_selector(resolution, key.data_selector, is_trained=True)
     values = resolution.config.buffer
     set_from(resolution, key.index, index, "place among the tasksets")
     set_from(resolution, key.is_eval, is_eval, "listed in eval_tasksets")
@@ -113,6 +130,46 @@ def _resolve_workflow(resolution: Resolution, key: Key[TasksetConfig], *, is_eva
     if is_known and name and not resolution.get(key.format.workflow_key):  # a column may name other workflows
         check_arguments(resolution, Chosen(chosen, key.workflow_args, "workflow", name))
     check_name(resolution, _home(resolution, reward, INPUT.default_reward_fn_type), "reward_fn", resolution.get(reward))
+    if is_known and not resolution.get(key.format.workflow_key):
+        _check_prompt_keys(resolution, key, name)
+
+
+def _check_prompt_keys(resolution: Resolution, key: Key[TasksetConfig], name: str | None) -> None:
+    """Warn of parts of the prompt that a built-in workflow does not read."""
+    entry = resolution.catalogue.entry("workflow", name)
+    if entry is None or entry.reads_format or not resolution.catalogue.is_built_in("workflow", name):
+        return
+    for part in _PROMPT_PARTS:
+        if _is_set(resolution, key.format, part):
+            idle = part_of(key.format, part)
+            text = f"`{idle}` has no effect: workflow {name} makes its own prompts"
+            workflow = key.default_workflow_type
+            resolution.problem("W1902", idle, text, involves=(workflow,), suggestion="remove it")
+
+
+def _check_images(resolution: Resolution, key: Key[TasksetConfig]) -> None:
+    """Refuse images that the workflow, or the engine, would not read (E1887)."""
+    image, name = key.format.image_key, resolution.get(key.default_workflow_type)
+    if resolution.get(image) is None:
+        return
+    entry = resolution.catalogue.entry("workflow", name)
+    is_reading = entry is None or not resolution.catalogue.is_built_in("workflow", name) or "images" in entry.needs
+    if not (is_reading or resolution.get(key.format.workflow_key)):
+        resolution.problem(
+            "E1887",
+            image,
+            f"`{image}` has no effect: workflow {name} reads no images",
+            involves=(key.default_workflow_type,),
+            suggestion="write `default_workflow_type: simple_mm_workflow`, or remove it",
+        )
+    elif not resolution.get(ROLLOUT_MODEL.enable_multimodal):
+        resolution.problem(
+            "E1887",
+            image,
+            f"`{image}` needs an engine that reads images",
+            involves=(ROLLOUT_MODEL.enable_multimodal,),
+            suggestion=f"write `{ROLLOUT_MODEL.enable_multimodal}: true`",
+        )
 
 
 def _home(resolution: Resolution, *places: Key[object]) -> Key[object]:
@@ -235,10 +292,9 @@ def check_rewards(resolution: Resolution) -> None:
     if not resolution.explores:
         return
     for key in tasksets(resolution):
-        if "tasksets" not in path_of(key):  # several tasksets come in a later version
-            is_scored = has_reward_model(resolution) and key == TASKSET
-            _check_no_reward(resolution, key, is_scored=is_scored)
-            _check_reward_function(resolution, key, is_scored=is_scored)
+        is_scored = has_reward_model(resolution) and not is_evaluated(key)
+        _check_no_reward(resolution, key, is_scored=is_scored)
+        _check_reward_function(resolution, key, is_scored=is_scored)
 
 
 def _check_no_reward(resolution: Resolution, key: Key[TasksetConfig], *, is_scored: bool) -> None:
@@ -250,7 +306,7 @@ def _check_no_reward(resolution: Resolution, key: Key[TasksetConfig], *, is_scor
     reward = resolution.catalogue.entry("reward_fn", name)
     if is_scored or reward is None or reward.gives_scores:
         return
-    is_eval = key != TASKSET
+    is_eval = is_evaluated(key)
     why = "a reward model scores no evaluations" if is_eval else "no reward model is enabled"
     resolution.problem(
         "E1862",

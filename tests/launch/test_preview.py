@@ -1,0 +1,135 @@
+"""What `trinity data preview` finds, in every kind of taskset."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+from PIL import Image
+
+from tests.e2e.tiny_run import PLAIN
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny_vision import CHAT_TEMPLATE, IMAGE_TOKENS
+from trinity.common.config import Config
+from trinity.launch.run import RunOptions, plan_run
+from trinity.launch.trial.preview import TasksetPreview, previewed
+
+ROWS = [{"question": f"{a}+{a}=", "answer": str(2 * a)} for a in range(5)]
+TWICE = [*ROWS, ROWS[0]]
+FORMAT = {"prompt_key": "question", "response_key": "answer"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model(folder, "llama", seed=1)
+    return folder
+
+
+def config_of(folder: Path, model: Path, **values: Any) -> Config:
+    """Return a resolved configuration whose `explorer_input` has these values."""
+    tree = json.loads(json.dumps(PLAIN))
+    tree["model"]["model_path"] = str(model)
+    tree["checkpoint_root_dir"] = str(folder / "out")
+    del tree["buffer"]["explorer_input"]["taskset"]
+    tree["buffer"]["explorer_input"] |= values
+    tree["explorer"]["rollout_model"]["enable_multimodal"] = "image_key" in json.dumps(values)
+    (folder / "run.yaml").write_text(yaml.safe_dump(tree))
+    return plan_run(folder / "run.yaml", RunOptions()).stages[0].config
+
+
+def jsonl(file: Path, rows: list[dict[str, Any]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def parquet(file: Path, rows: list[dict[str, Any]]) -> str:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return str(file)
+
+
+def database(file: Path, rows: list[dict[str, Any]]) -> str:
+    with sqlite3.connect(file) as made:
+        made.execute("create table task (number integer primary key, question text, answer text)")
+        made.executemany("insert into task (question, answer) values (:question, :answer)", rows)
+    return f"sqlite:///{file}"
+
+
+def hub(folder: Path, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a dataset as one that was downloaded."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
+    place, revision = folder / "hub" / "datasets--owner--sums", "a" * 40
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text(revision)
+    (place / "snapshots" / revision).mkdir(parents=True)
+    jsonl(place / "snapshots" / revision / "train.jsonl", rows)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return "owner/sums"
+
+
+def taskset(name: str, path: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "path": path, "format": FORMAT, **more}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "sql", "hub", "list"])
+def test_rows_of_every_kind_are_measured_alike(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {"question": None, "answer": "2"}
+    rows = [*TWICE, bad]
+    more: dict[str, Any] = {"storage_type": "sql"} if kind == "sql" else {}
+    path: Any
+    if kind == "list":
+        path = [jsonl(tmp_path / "a.jsonl", rows[:3]), parquet(tmp_path / "b.parquet", rows[3:])]
+    elif kind == "hub":
+        path = hub(tmp_path, rows, monkeypatch)
+    else:
+        make = {"jsonl": jsonl, "parquet": parquet, "sql": database}[kind]
+        path = make(tmp_path / f"rows.{'db' if kind == 'sql' else kind}", rows)
+    held = jsonl(tmp_path / "held.jsonl", [ROWS[4], {"question": "9+9=", "answer": "18"}])
+    config = config_of(tmp_path, model, taskset=taskset("train", path, **more), eval_tasksets=[taskset("held", held)])
+    trained, evaluated = previewed(config, num_shown=1)
+    assert (trained.num_rows, trained.num_repeated, len(trained.bad)) == (6, 1, 1)
+    assert trained.bad[0].line == {"list": 4}.get(kind, 7) and trained.bad[0].key == "question"
+    assert sum(number for _, _, number in trained.histogram()) == 6 and len(trained.prompts) == 1
+    assert (evaluated.num_rows, evaluated.overlaps) == (2, {"train": 1})
+
+
+def test_several_tasksets_are_told_apart(model: Path, tmp_path: Path) -> None:
+    first, second = jsonl(tmp_path / "a.jsonl", ROWS), parquet(tmp_path / "b.parquet", ROWS[3:])
+    config = config_of(tmp_path, model, tasksets=[taskset("a", first), taskset("b", second)])
+    found = previewed(config, num_shown=0)
+    assert [(each.name, each.num_rows, each.overlaps) for each in found] == [("a", 5, {}), ("b", 2, {"a": 2})]
+
+
+def test_images_are_counted_and_tell_prompts_apart(model: Path, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path / "model", chat_template=CHAT_TEMPLATE)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text((model / "config.json").read_text())
+    rows = [{"question": "where?", "answer": "left", "images": [picture(shade)]} for shade in (0, 90, 0)]
+    section = taskset("shapes", parquet(tmp_path / "rows.parquet", rows), default_workflow_type="simple_mm_workflow")
+    section["format"] = {**FORMAT, "image_key": "images"}
+    config = config_of(tmp_path, model, taskset=section)
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"model_path": str(tmp_path / "model")})}
+    )
+    found: TasksetPreview
+    (found,) = previewed(config, num_shown=1)
+    assert (found.num_rows, found.num_images, found.num_repeated) == (3, 3, 1)
+    assert "<|image_pad|>" in found.prompts[0] and found.is_rendered
+
+
+def picture(shade: int) -> bytes:
+    """Return a PNG of one grey."""
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, shade, shade)).save(stream, "PNG")
+    return stream.getvalue()
