@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--hidden", type=int, default=896, help="a multiple of 448: the heads are those of a 0.5B model"
     )
+    parser.add_argument("--conversations", type=int, help="of every work, instead of its own number")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--deterministic", action="store_true", help="as a run with `deterministic: true`")
     parser.add_argument("--threads", type=int, default=1)
@@ -92,7 +93,7 @@ def main() -> None:
     result = {}
     with tempfile.TemporaryDirectory(prefix="engine_") as place:
         for name in chosen:
-            work, folder = WORK[name], Path(place) / name
+            work, folder = work_of(arguments, name), Path(place) / name
             sizes = {"hidden": arguments.hidden, "layers": arguments.layers or work.layers}
             prompts.write_model(
                 folder, argparse.Namespace(**sizes, lengths=[length_of(work)], new=0), vocabulary=work.vocabulary
@@ -100,6 +101,12 @@ def main() -> None:
             result[name] = measured(arguments, name, folder, sides)
             shutil.rmtree(folder)
     print(json.dumps(result, indent=1) if arguments.json else table(result))
+
+
+def work_of(arguments: argparse.Namespace, name: str) -> Work:
+    """Return the work of that name in the size that is asked for."""
+    work = WORK[name]
+    return dataclasses.replace(work, conversations=arguments.conversations or work.conversations)
 
 
 def measured(arguments: argparse.Namespace, name: str, folder: Path, sides: tuple[str, str]) -> dict[str, Any]:
@@ -127,12 +134,13 @@ def _child(arguments: argparse.Namespace, name: str, side: str, folder: Path) ->
     """
     how = ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
     if side == "vllm":
-        work = json.dumps(dataclasses.asdict(WORK[name]))
+        work = json.dumps(dataclasses.asdict(work_of(arguments, name)))
         command = [arguments.vllm_python, str(HERE / "vllm_side.py"), str(folder), "--work", work, *how]
         command += ["--compiled"] if arguments.vllm_compiled else []
     else:
         command = [sys.executable, __file__, "--cell", side, str(folder), "--work", name, *how]
         command += ["--deterministic"] if arguments.deterministic else []
+        command += ["--conversations", str(arguments.conversations)] if arguments.conversations else []
     environment = os.environ | prompts.PASSIVE | {"OMP_NUM_THREADS": str(arguments.threads)}
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=arguments.timeout
@@ -170,7 +178,7 @@ async def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     cache, folder = arguments.cell
-    work = WORK[arguments.work[0]]
+    work = work_of(arguments, arguments.work[0])
     model = ModelConfig.model_validate({"model_path": folder, "max_model_len": length_of(work)})
     engine = TorchEngine(
         EngineSettings(

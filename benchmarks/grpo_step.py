@@ -133,7 +133,7 @@ def summarize(runs: Runs) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as lines of text."""
-    names = {"ours": "ours", "apart": "ours, rows apart", "trl": "TRL, default", "trl_best": "TRL, best (bf16 in four)"}
+    names = {"ours": "ours", "apart": "ours, rows apart", "trl": "TRL, default", "trl_best": "TRL, best (in four)"}
     lines = [f"{'':<26}{'CPU s':>8}{'min':>8}{'wall s':>8}{'min':>8}{'peak MiB':>10}{'steps':>7}"]
     for side in [side for side in names if f"{side}_cpu_s" in result]:
         seconds = [result[f"{side}_{unit}"] for unit in ("cpu_s", "cpu_s_min", "wall_s", "wall_s_min")]

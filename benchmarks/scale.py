@@ -22,7 +22,8 @@ from scale_simulation import Outcome, Plan, Simulation
 from trinity.explorer.pacing import OverRollout
 
 DATA = Path(__file__).parent / "data" / "latencies.json"
-PARTS = ("weights", "scheduler", "store", "simulation")
+PARTS = ("weights", "scheduler", "store", "pages", "simulation")
+PAGED_ROWS = 1_000_000
 RUNNERS = (1, 16, 256)
 DESIGN_ROWS_PER_S = 5000
 MEAN_S = 20.0
@@ -94,9 +95,10 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures of the parts; `is_tiny` takes the same path with sizes that say nothing.
 
-    With `rows` the store is measured on histories of a hundredth and a tenth of them and of all, in SQLite or in the
-    PostgreSQL server at `url`.
+    With `rows` the store is measured on histories of a hundredth and a tenth of them and of all, and the pages of the
+    viewer on a log of so many, in SQLite or in the PostgreSQL server at `url`.
     """
+    import scale_pages
     import scale_parts
     import scale_rows
 
@@ -108,10 +110,15 @@ def measure(
         number = 64 if is_tiny else 2048
         found["scheduler"] = scale_parts.scheduling(folder / "quickstart", tasks=number, runners=RUNNERS)
     if "store" in parts:
-        found["store"] = scale_parts.store_rows(folder, steps=2 if is_tiny else 16, rows=64 if is_tiny else 512)
+        sizes = {"steps": 2, "rows": 64} if is_tiny else {"steps": 16, "rows": 512}
+        found["store"] = scale_parts.store_rows(folder, **sizes)
+        found["sides"] = scale_parts.store_sides(folder, **sizes)
     if "store" in parts and rows:
         sizes = [rows // 100, rows // 10, rows]
         found["history"] = scale_rows.histories(folder, rows=sizes, repeats=1 if is_tiny else 20, url=url)
+    if "pages" in parts:
+        sizes = {"rows": 640, "repeats": 2} if is_tiny else {"rows": rows or PAGED_ROWS, "repeats": 20}
+        found["pages"] = scale_pages.pages(folder, url=url, **sizes)
     if "simulation" in parts:
         plan = Plan(engines=8, batch_size=32, start=1, steps=3, end=2) if is_tiny else Plan()
         found["simulation"] = simulate(plan, SETTINGS, json.loads(DATA.read_text())["seconds"])
@@ -163,10 +170,16 @@ def table(found: dict[str, Any]) -> str:
             lines.append(
                 f"| over {DESIGN_ROWS_PER_S} | {' | '.join(f'{value / DESIGN_ROWS_PER_S:.2f}' for value in each)} |"
             )
+        each_s = found["sides"]["per_s"]
+        lines += ["", f"Two processes: {each_s:,.0f} rows a second, {each_s / DESIGN_ROWS_PER_S:.2f} of the goal."]
     if "history" in found:
         from scale_rows import table as history_table
 
         lines += ["", *history_table(found["history"])]
+    if "pages" in found:
+        from scale_pages import table as page_table
+
+        lines += ["", *page_table(found["pages"])]
     if "simulation" in found:
         heads = (
             "latencies | setting | s a step | engines | wasted | take weights | trainer | staleness mean (max) | lost"
@@ -219,8 +232,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the same path with sizes that say nothing")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path, help="where the plot of the simulation goes")
-    parser.add_argument("--rows", type=float, default=0, help="measure store on histories of up to so many rows, 1e7")
-    parser.add_argument("--url", help="PostgreSQL server for --rows; without it they are in SQLite")
+    parser.add_argument("--rows", type=float, default=0, help="rows of the longest history of store, 1e7; of pages")
+    parser.add_argument("--url", help="PostgreSQL server for --rows and pages; else SQLite")
     parser.add_argument("--samples", type=int, default=2048, help="latencies that record takes")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, "record"}

@@ -186,6 +186,38 @@ def store_rows(folder: Path, *, steps: int, rows: int) -> Row:
     return found
 
 
+def store_sides(folder: Path, *, steps: int, rows: int) -> Row:
+    """Return rows a second from the first append to the last commit, where two processes share the log.
+
+    One appends, as an explorer does, and this one claims and commits, as a trainer does; each call is durable.
+    """
+    file = folder / "sides.db"
+    url = f"sqlite:///{file}"
+    with ExperienceStore(url) as store, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as explorer:
+        token = store.open_consumer("exp", "trainer", run="run", cut=0)
+        begun = explorer.submit(append_all, url, steps=steps, rows=rows)
+        for step in range(1, steps + 1):
+            read = store.read_batch(token, rows, timeout_s=TIMEOUT_S)
+            store.commit_step(token, step, [one.eid.uid for one in read.experiences])
+        seconds = time.perf_counter() - begun.result(TIMEOUT_S)
+        counts = store.counts("exp", "run")
+    if counts["trained"] != steps * rows:
+        raise RuntimeError(f"{steps * rows} rows were to be trained, got {counts}")
+    file.unlink()
+    return {"rows": steps * rows, "per_s": steps * rows / seconds}
+
+
+def append_all(url: str, *, steps: int, rows: int) -> float:
+    """Append all batches, which are made before; return when the first append began, on the clock of the machine."""
+    batches = [rows_of(step, rows) for step in range(1, steps + 1)]
+    with ExperienceStore(url) as store:
+        store.open_producer("exp", "explorer", run="run")
+        begun = time.perf_counter()
+        for step, batch in enumerate(batches, start=1):
+            store.append("exp", batch, run="run", producer="explorer", explore_step=step)
+    return begun
+
+
 # --------------------------------------------------------------------- latencies
 def latencies(folder: Path, *, number: int) -> list[float]:
     """Return the seconds that each of `number` samples of the torch engine took, 32 of them under way at once."""

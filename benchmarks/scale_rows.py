@@ -39,7 +39,8 @@ ROWS = (
     "INSERT INTO experience (run, stage, buffer, uid, task_id, producer, explore_step, run_id, msg_id, model_version, "
     "reward, consumed, state, claimed_by, trained_step, retired_step, use_count, prompt_text, response_text) "
     f"{{series}} SELECT {PLACE}, {UID}, ({STEP}) || '/' || (i % {BATCH}), 'explorer', {STEP}, 0, '0', {STEP} - 1, "
-    f"1.0, 1, 'trained', 'trainer', {STEP}, {STEP}, 1, 'a prompt', 'a response' FROM series"
+    f"(i % 101) / 100.0, 1, 'trained', 'trainer', {STEP}, {STEP}, 1, 'prompt ' || i || ' of' || :filling, 'a response' "
+    "FROM series"
 )
 USES = (
     "INSERT INTO step_exp (run, stage, buffer, consumer, step, pos, uid) "
@@ -76,8 +77,11 @@ def rows_of(step: int, number: int) -> list[Experience]:
     ]  # fmt: skip
 
 
-def fill(url: str, *, rows: int, place: Mapping[str, str] = SCOPE) -> int:
-    """Write a history of `rows` experiences of the buffer at `place`; return the number of its training steps."""
+def fill(url: str, *, rows: int, place: Mapping[str, str] = SCOPE, text_bytes: int = 0) -> int:
+    """Write a history of `rows` experiences of the buffer at `place`; return the number of its training steps.
+
+    Each has a prompt of more than `text_bytes`.
+    """
     steps = rows // BATCH
     with ExperienceStore(url) as store:
         store.open_producer(place["buffer"], "explorer", run=place["run"])
@@ -88,7 +92,8 @@ def fill(url: str, *, rows: int, place: Mapping[str, str] = SCOPE) -> int:
         ends = {"first": first, "last": min(first + BULK_ROWS, steps * BATCH) - 1}
         with engine.begin() as connection:
             for statement in (ROWS, USES):
-                connection.execute(text(statement.format(series=SERIES)), {**place, **ends})
+                values = {**place, **ends, "filling": " word" * (text_bytes // 5)}
+                connection.execute(text(statement.format(series=SERIES)), values)
     with engine.begin() as connection:
         connection.execute(insert(CONSUMER).values(**place, consumer="trainer", epoch=1, opened_at=0.0))
         done = {**place, "consumer": "trainer", "epoch": 1, "num_experiences": BATCH, "committed_at": 0.0}
@@ -204,13 +209,13 @@ def histories(folder: Path, *, rows: Sequence[int], repeats: int, url: str | Non
     """
     found = []
     for number in rows:
-        with _database(folder, url, name=f"trinity_scale_{number}") as place:
+        with database(folder, url, name=f"trinity_scale_{number}") as place:
             found.append(history(place, rows=number, repeats=repeats))
     return found
 
 
 @contextmanager
-def _database(folder: Path, url: str | None, *, name: str) -> Iterator[str]:
+def database(folder: Path, url: str | None, *, name: str) -> Iterator[str]:
     """Make an empty database, and remove it at the end."""
     if url is None:
         try:

@@ -30,6 +30,7 @@ from trinity.utils.log import ROOT
 
 if TYPE_CHECKING:
     from tests.postgresql import Server
+    from tests.verl_checkpoints import Written
 
 CHECKED = ["trinity.algorithm", "trinity.trainer"]
 # An integer is accepted where a number is asked for, as static type checkers do.
@@ -94,7 +95,10 @@ def _process_as_before() -> Iterator[None]:
 
     threads, dtype, precision = torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
     root = logging.getLogger(ROOT)
-    handlers, level, propagate = list(root.handlers), root.level, root.propagate
+    handlers, level = list(root.handlers), root.level
+    # Also after a run in a fixture of a whole file, or `caplog` would hold each message twice: pytest listens at a
+    # logger that does not propagate, and at the root.
+    root.propagate = True
     with environment({}):
         yield
     torch.use_deterministic_algorithms(False)
@@ -103,7 +107,7 @@ def _process_as_before() -> Iterator[None]:
     torch.set_float32_matmul_precision(precision)
     root.handlers[:] = handlers
     root.setLevel(level)
-    root.propagate = propagate
+    root.propagate = True
 
 
 @pytest.fixture(scope="session")
@@ -120,3 +124,11 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/experience.db"
     return str(request.getfixturevalue("postgresql").database())
+
+
+@pytest.fixture(scope="session")
+def verl(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Return checkpoints as veRL writes them, made once by four processes."""
+    from tests.verl_checkpoints import written
+
+    return written(tmp_path_factory.mktemp("verl"))

@@ -26,6 +26,8 @@ IMPORT_ALL = """
 import trinity
 NEED_THEM = {f"trinity.{name}" for name in ("runtime.ray", "runtime.ray_objects", "runtime.ray_token")}
 NEED_THEM |= {f"trinity.engine.vllm.{name}" for name in ("worker", "reload")}
+# They run in the environment of Data-Juicer, which has no trinity package.
+NEED_THEM |= {f"trinity.service.data_juicer.{name}" for name in ("server", "sessions", "signatures")}
 for module in pkgutil.walk_packages(trinity.__path__, "trinity."):
     if module.name not in NEED_THEM and not module.name.endswith("__main__"):
         importlib.import_module(module.name)

@@ -6,16 +6,13 @@ A test says when a page is old.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from trinity.common import codes
+from trinity.explain.code_messages import messages
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = re.compile(r"[EW]\d{4}")
 TEXTS = {
     "en": {
         "page": "docs/codes.md",
@@ -62,69 +59,6 @@ CHINESE = {
     codes.UNUSUAL: "少见：照所写的做，但可能不是本意",
     codes.UNSEEN: "看不到：起决定作用的东西这里不知道，运行时会检查",
 }
-
-
-@cache
-def messages() -> dict[str, str]:
-    """Return what each code says, by code."""
-    found, summaries = dict[str, str](), dict[str, str]()
-    for file in sorted((ROOT / "trinity").rglob("*.py")):
-        if file.name == "codes.py":
-            continue
-        for code, text, is_message in _of_tree(ast.parse(file.read_text(encoding="utf-8"))):
-            table = found if is_message else summaries
-            table[code] = table.get(code) or text
-    said = summaries | {code: text for code, text in found.items() if text} | codes.MESSAGES
-    return dict(sorted(said.items()))
-
-
-def _of_tree(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:
-    """Yield each code of a file with its message, or with a summary."""
-    scopes: list[ast.AST] = [tree]
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    scopes += [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    for scope in reversed(scopes):
-        values = {
-            node.targets[0].id: node.value
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Call):
-                for code in _codes(node):
-                    yield code, _message(node, values), True
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
-                yield node.value, _summary(scope) or _summary(tree), False
-
-
-def _codes(call: ast.Call) -> list[str]:
-    given = [*call.args, *(word.value for word in call.keywords)]
-    strings = [arg.value for arg in given if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    return [text for text in strings if CODE.fullmatch(text)]
-
-
-def _message(call: ast.Call, values: dict[str, ast.expr]) -> str:
-    named = [word.value for word in call.keywords if word.arg == "message"]
-    texts = [_text(values.get(arg.id, arg) if isinstance(arg, ast.Name) else arg) for arg in [*named, *call.args]]
-    texts = [text for text in texts if " " in text]
-    return texts[0] if texts else ""
-
-
-def _text(node: ast.expr) -> str:
-    """Return a string of the source, with … for what is filled in."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
-    if isinstance(node, ast.BinOp):
-        return _text(node.left) + (_text(node.right) or "…")
-    return ""
-
-
-def _summary(scope: ast.AST) -> str:
-    has_doc = isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
-    return ((ast.get_docstring(scope) or "").split("\n")[0].rstrip(".")) if has_doc else ""  # type: ignore[arg-type]
 
 
 def page(language: str) -> str:

@@ -39,7 +39,7 @@ from trinity.quickstart.template import render  # noqa: E402
 CWD = Path("/run")
 SHOWN = 40
 VARIABLES = ("MODEL_PATH", "TRINITY_TASKSET_PATH", "TRINITY_SFT_DATASET_PATH", "TRINITY_DATASET_PATH")
-DATA = ROOT / "tests/common/config/data"
+DATA = ROOT / "tests/seeds"
 BASE = {
     "model": {"model_path": "/models/tiny", "max_model_len": 128},
     "buffer": {

@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from tests.families import FAMILIES, NOT_BUILT, tiny_config, tiny_model  # noqa: E402
 from trinity.common.errors import EnvironmentProblem  # noqa: E402
-from trinity.common.models.families import OWN, REFUSED, REFUSED_ON_CPU, TABLE, families, table  # noqa: E402
+from trinity.common.models.families import OWN, REFUSED, REFUSED_ON_CPU, TABLE, VISION, families, table  # noqa: E402
 from trinity.engine.torch.hf_decoder import HFDecoder  # noqa: E402
 from trinity.engine.torch.hf_loading import hf_decoder  # noqa: E402
 from trinity.engine.torch.row_decoder import RowDecoder  # noqa: E402
@@ -138,6 +138,12 @@ Transformers {version}. What each word means:""",
             "not served": "vLLM has no model of this family; where it takes Transformers' own instead, that is not measured",
         },
         "head": ["Family", "Training", "Critic", "Embedded engine", "vLLM"],
+        "vision": "Families that read images",
+        "vision text": (
+            "{names}: training and the embedded engine compute the language model by our own forward pass, and images "
+            "go through the vision model of Transformers; see [images](workflows.md#images).\n"
+            "Other families with a vision model are refused by name where rows have images."
+        ),
         "table": "All families",
         "why": "Why some cannot be trained",
         "reasons": {},
@@ -165,6 +171,11 @@ Transformers {version}. What each word means:""",
             "not served": "vLLM 没有这个家族的模型；若它改用 Transformers 自己的模型，那没有测过",
         },
         "head": ["系列", "训练", "Critic", "内置引擎", "vLLM"],
+        "vision": "读取图片的系列",
+        "vision text": (
+            "训练和内置引擎用我们自己的语言模型前向计算处理 {names}，图片经过 Transformers 的视觉模型；详见[图像](workflows.zh.md#图像)。"
+            "其他带视觉模型的系列在有图片时会被点名拒绝。"
+        ),
         "table": "所有系列",
         "why": "为什么有些不能训练",
         "reasons": {
@@ -188,6 +199,8 @@ def page(language: str) -> str:
     known = {name: family for name, family in families().items() if name in FAMILIES}
     lines = [f"# {text['title']}", "", text["other"], "", text["intro"].format(version=version), ""]
     lines += [f"- `{word}`: {meaning}" for word, meaning in text["words"].items()]
+    images = text["vision text"].format(names=", ".join(f"`{name}`" for name in VISION))
+    lines += ["", f"## {text['vision']}", "", images]
     lines += ["", f"## {text['table']}", "", _row(text["head"]), _row(["---"] * 5)]
     lines += [_row([f"`{name}`", f.trainer, f.critic, f.engine, f.vllm]) for name, f in sorted(known.items())]
     lines += ["", f"## {text['why']}", ""]

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.e2e.tiny_run import TinyRun
 from tests.imports import cycles, imports
+from trinity.utils.syntax import parsed
 
 PACKAGE = Path(__file__).resolve().parents[1] / "trinity"
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -59,7 +60,7 @@ def main() -> None:
 
 def _size(source: str) -> Counter[str]:
     """Return files (1), functions, lines, and lines of code: without blank ones, comments and docstrings."""
-    tree, code = ast.parse(source), set[int]()
+    tree, code = parsed(source), set[int]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
             code.update(range(token.start[0], token.end[0] + 1))

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [(), ("--deterministic",)])
 def test_conversations_find_their_turns_and_sample_the_same(mode: tuple[str, ...]) -> None:
-    words = ("--hidden", "448", "--layers", "1", "--rounds", "1", "--work", "turns", "--json", *mode)
+    sizes = ("--hidden", "448", "--layers", "1", "--conversations", "2")
+    words = (*sizes, "--rounds", "1", "--work", "turns", "--json", *mode)
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "engine.py"), *words],
         cwd=ROOT,

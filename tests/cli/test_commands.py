@@ -61,10 +61,24 @@ def test_run_without_a_file_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("name", INSTEAD)
 def test_a_command_of_a_later_version_says_so_and_what_serves_instead(name: str) -> None:
-    result = invoke(name, "--config", "run.yaml", "--port", "8080", "rest")
+    result = invoke(*name.split(), "--config", "run.yaml", "--port", "8080", "rest")
     assert result.exit_code == ExitCode.USAGE
     assert result.output == f"error[E1900]: `trinity {name}` is not available yet in this version; {INSTEAD[name]}\n"
     assert f" {name} " not in invoke("--help").output
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--dtype", "int8"), ExitCode.USAGE, "keep, float32, bfloat16, float16, got 'int8'"),
+        (("--part", "ref"), ExitCode.USAGE, "actor, critic, got 'ref'"),
+        (("--push", "model"), ExitCode.USAGE, "E1955"),
+        ((), ExitCode.CHECKPOINT, "error[E7003]: nowhere is no folder; give a job, global_step_N, or its actor"),
+    ],
+)
+def test_a_conversion_of_a_checkpoint_says_what_is_wrong(words: tuple[str, ...], status: ExitCode, said: str) -> None:
+    result = invoke("convert", "checkpoint", "nowhere", "-o", "out", *words)
+    assert result.exit_code == status and said in " ".join(result.output.replace("│", " ").split()), result.output
 
 
 def test_debug_knows_its_modules() -> None:

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from tests.docs.pages import ROOT
-from tools.code_table import CHINESE, TEXTS, messages, page
+from tools.code_table import CHINESE, TEXTS, page
 from trinity.common.codes import reason_of
+from trinity.explain.code_messages import messages
 
 
 @pytest.mark.parametrize("language", TEXTS)

@@ -13,6 +13,7 @@ from tests.e2e.ray_run import STEPS, own_cluster, steps
 from tests.e2e.short_run import ShortRun
 from tests.e2e.test_algorithms import finish
 from tests.e2e.tiny_run import TinyRun
+from tests.stores import bucket, s3_server  # noqa: F401
 
 
 @pytest.fixture(scope="session")

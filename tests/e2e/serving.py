@@ -86,7 +86,7 @@ class Serving:
 
     def stored(self) -> list[Experience]:
         """Return the experiences of the store, in the order of the log."""
-        rows = self.parts.query("select experience_bytes from experience order by id")
+        rows = self.parts.query("select experience_bytes from experience_blob order by id")
         return [Experience.deserialize(payload) for (payload,) in rows]
 
     def train(self, *extra: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -241,8 +242,10 @@ def test_without_a_server_the_command_that_starts_one_is_said(tmp_path: Path) ->
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    """B81: with the process that holds it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = Debugging(tmp_path).call("--module", "inference_model", "--port", str(taken.getsockname()[1]))
     assert done.status == ExitCode.ENVIRONMENT and "error[E3431]: port" in done.output, done.output
+    assert f"process {os.getpid()} (" in done.output

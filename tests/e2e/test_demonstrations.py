@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.tiny_run import TinyRun
 from trinity.buffer.store import ExperienceStore
+from trinity.launch.samples import fates_of
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +46,8 @@ def test_a_stage_imitates_what_the_stage_before_explored(tmp_path: Path) -> None
     assert (run.job / "mixed" / "global_step_2").is_dir()
     lines = [json.loads(line) for line in (run.job / "mixed" / "metrics.jsonl").read_text().splitlines()]
     assert [line["sample/expert_count"] for line in lines if line["actor"] == "trainer"] == [4.0, 4.0]
+    assert [str(found) for found in fates_of(run.job / "mixed").values()] == ["8 issued = 8 trained + 0 waiting"]
+    assert "rollouts: 8 issued = 0 trained + 8 waiting" in ended.output, "those of the stage that explored"
     with sqlite3.connect(tmp_path / "experts.db") as database:
         rows = database.execute("SELECT state, count(*) FROM experience GROUP BY state").fetchall()
     assert rows == [("ready", 8)], "a table is read, and not written"

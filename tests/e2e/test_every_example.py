@@ -21,15 +21,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests import prepared
 from tests.e2e.ray_run import own_cluster
 from tests.e2e.short_run import ROOT
+from tests.judge import SCORES, write_judge
 from tests.prepared_command import program
 from trinity.quickstart.dataset import train_rows, write_jsonl
 from trinity.quickstart.folder import prepare
 from trinity.quickstart.model import write_model
+from trinity.service.data_juicer.process import PYTHON_ENV_VAR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLES = ROOT / "examples"
 NOT_RUN = {".md", ".png", ".ipynb"}  # pages, pictures, and the notebook, which tests/program executes
+OURS = ("TRINITY_", "RAY_ADDRESS")
 SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
 
@@ -64,12 +67,14 @@ def environment(tmp_path: Path, *, num_rows: int, **values: str) -> dict[str, st
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
         path = model / name
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2048}))
+    write_judge(tmp_path / "judge")
     rows = train_rows(1)
     write_jsonl(tmp_path / "first.jsonl", rows[:num_rows])
     write_jsonl(tmp_path / "second.jsonl", rows[num_rows : num_rows + 48])
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TRINITY_", "RAY_ADDRESS"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(OURS) or key == PYTHON_ENV_VAR}
     ours = {
         "TRINITY_MODEL_PATH": str(model),
+        "TRINITY_JUDGE_MODEL_PATH": str(tmp_path / "judge"),
         "TRINITY_TASKSET_PATH": str(tmp_path / "first.jsonl"),
         "TRINITY_NEW_TASKSET_PATH": str(tmp_path / "second.jsonl"),
         "TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path / "out"),
@@ -140,6 +145,17 @@ def test_a_configuration_runs(path: Path, tmp_path: Path) -> None:
     expected = tree.get("trainer", {}).get("total_steps") or -(-96 // tree["buffer"]["batch_size"])
     assert steps["trainer"] == expected
     assert (job / f"global_step_{expected}").is_dir()
+    if path.parent.name == "grpo_gsm8k_experience_pipeline":
+        check_scores_are_rewards(job)
+
+
+def check_scores_are_rewards(job: Path) -> None:
+    """What the judge says of an answer is added to its reward."""
+    lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text().splitlines()]
+    scores = [v for line in lines for k, v in line.items() if k.endswith("data_juicer/llm_quality_score/mean")]
+    changes = [v for line in lines for k, v in line.items() if k.endswith("mapper/reward_diff/mean")]
+    assert len(scores) == 2 and scores == pytest.approx(changes)
+    assert all(min(SCORES) < score < max(SCORES) for score in scores)
 
 
 def test_the_short_ones_stay_short() -> None:

@@ -19,6 +19,7 @@ from tests.explorer.api.test_tool_calls import write_caller
 from tests.explorer.jobs import write_rows
 from tests.loaded_plugins import forget_plugins
 from trinity.common.experience import Experience
+from trinity.engine.image_prompts import SeenPrompt
 from trinity.engine.sample import Sample
 from trinity.engine.torch.engine import TorchEngine
 from trinity.trainer.batch import TrainBatch
@@ -91,11 +92,11 @@ class Watch:
         self.trained: list[TrainBatch] = []
         sample, update = TorchEngine._sample, DataParallelPPOActor.update_policy
 
-        async def watched_sample(engine: TorchEngine, prompt: list[int], *args: Any, **kwargs: Any) -> list[Sample]:
+        async def watched_sample(engine: TorchEngine, prompt: SeenPrompt, *args: Any, **kwargs: Any) -> list[Sample]:
             samples = await sample(engine, prompt, *args, **kwargs)
             for each in samples:
                 versions = each.model_versions or [each.model_version] * len(each.tokens)
-                self.sampled.append(call_of(prompt, each.tokens, each.logprobs, versions))
+                self.sampled.append(call_of(prompt.tokens, each.tokens, each.logprobs, versions))
             return samples
 
         def watched_update(actor: DataParallelPPOActor, batch: TrainBatch, *, step: int) -> dict[str, float]:

@@ -39,8 +39,10 @@ def test_a_relative_database_is_relative_to_the_working_directory(tmp_path: Path
     buffer = {"name": "kept", "storage_type": "sql", "path": "sqlite:///kept.db"}
     done(run.change(buffer__trainer_input__experience_buffer=buffer))
     with sqlite3.connect(tmp_path / "kept.db") as database:
-        rows = database.execute("select state, experience_bytes is null from experience").fetchall()
-    assert rows == [("trained", 0)] * 8, "a database that the user named keeps its payloads"
+        rows = database.execute(
+            "select state, length(experience_bytes) = payload_bytes from experience join experience_blob using (id)"
+        ).fetchall()
+    assert rows == [("trained", 1)] * 8, "a database that the user named keeps its payloads"
 
 
 def test_a_queue_with_a_json_path_keeps_a_copy_of_every_experience(tmp_path: Path):

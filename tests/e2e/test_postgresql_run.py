@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.e2e.parts import Parts
 from tests.postgresql import Server
+from trinity.launch.samples import fates_of
 
 pytestmark = pytest.mark.slow
 
@@ -93,4 +94,6 @@ def test_nothing_is_lost_and_nothing_trained_twice(tmp_path: Path, postgresql: S
     assert tables.rows("select state, use_count, count(*) from experience group by 1, 2") == [("trained", 1, 64)]
     assert tables.rows("select count(*), count(distinct uid) from step_exp") == [(64, 64)]
     assert tables.rows("select step from train_step order by 1") == [(step,) for step in range(1, 17)]
+    assert [str(found) for found in fates_of(parts.job, url=url).values()] == ["64 issued = 64 trained + 0 waiting"]
+    assert "rollouts: 64 issued = 64 trained + 0 waiting" in parts.output("trainer")
     assert not (parts.job / "buffer" / "experience.db").exists()

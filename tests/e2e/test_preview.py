@@ -42,6 +42,7 @@ def run(tmp_path: Path) -> TinyRun:
 
 
 def test_lengths_bad_rows_duplicates_and_overlaps_are_counted(run: TinyRun) -> None:
+    """B95, B100."""
     trained, held = facts(run)
     assert (trained["num_rows"], held["num_rows"], held["is_eval"]) == (5, 3, True)
     (bad,) = trained["bad_rows"]
@@ -70,6 +71,20 @@ def test_a_terminal_gets_a_histogram_and_what_is_too_long(run: TinyRun) -> None:
     assert "5 usable rows, 1 are left out" in output and "1 prompts have more than 8 tokens" in output
     assert "model.max_prompt_tokens): they are cut, and not trained on" in output
     assert output.count("\nprompt\n") == 2 and "#" * 40 in output
+
+
+def test_before_a_task_pipeline_has_run_its_input_is_shown(run: TinyRun) -> None:
+    operators = [{"name": "text_length_filter", "args": {"min_len": 5}}]
+    run.change(data_processor__task_pipeline={"operators": operators, "target_fields": ["question", "answer"]})
+    output = previewed(run)
+    assert "[W4041] the task pipeline has not made" in output and "train.jsonl" in output
+    assert "taskset 'train', trained on: 5 usable rows" in output
+    # A folder that a run has made is what is shown.
+    tasks = run.job / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "output.jsonl").write_text('{"question": "12345+12345=", "answer": "24690"}\n')
+    output = previewed(run)
+    assert "W4041" not in output and "taskset 'train', trained on: 1 usable rows" in output
 
 
 def test_a_workflow_with_prompts_of_its_own_is_said(run: TinyRun) -> None:

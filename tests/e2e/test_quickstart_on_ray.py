@@ -70,7 +70,7 @@ def test_two_vllm_engines_and_two_workers_on_ray_learn_as_one_process(tmp_path: 
         spread = learn(tmp_path / "ray", **ON_RAY, **{"cluster.ray_address": cluster.address})
     key = "eval/addition_test/accuracy/mean@1"
     before, after = series(spread, "explorer", key)[0], series(spread, "explorer", key)[-1]
-    assert after >= before + 0.25, (before, after)
+    assert after >= min(before + 0.25, 1.0) > before, (before, after)
     assert abs(after - series(alone, "explorer", key)[-1]) <= 0.25, "within noise of the run in one process"
     assert series(spread, "explorer", "rollout/model_version") == [2.0 * step for step in range(EXPLORE_STEPS)]
     assert max(series(spread, "trainer", "training/rollout_logprobs_diff_max")) <= 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_samples_of_a_step_are_those_that_it_trained(job: Path) -> None:
     assert all("trained in step 2" in title and "advantage" in title for title in titles(output))
     assert all(prompt.splitlines()[-1].strip() in output for prompt in prompts)
     assert len(titles(shown(job))) == 8
+    assert re.search(r"^rollouts of experience_buffer: (\d+) issued = \1 trained \+ 0 waiting$", output, re.MULTILINE)
     one = titles(output)[0].removeprefix("task ").split(",")[0]
     assert {title.split(",")[0] for title in titles(shown(job, "--task", one, "-n", 99))} == {f"task {one}"}
 
@@ -103,8 +105,6 @@ def test_answers_of_an_evaluation_are_shown_and_agree_with_its_metrics(job: Path
     ],
 )
 def test_what_is_not_there_is_said(job: Path, words: tuple[object, ...], message: str) -> None:
-    import re
-
     output = " ".join(shown(job, *words, status=2 if "exclude" in message else 4).replace("│", " ").split())
     assert re.search(message, output), output
 

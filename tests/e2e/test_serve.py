@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.serving import KEY, Serving
 from trinity.common.errors import DeadlineError, ExitCode
 from trinity.explorer.proxy.client import ServeError, TrinityClient
+from trinity.launch.samples import fates_of
 
 pytestmark = pytest.mark.slow
 
@@ -172,6 +173,7 @@ def test_a_trainer_beside_it_trains_what_is_committed_and_its_weights_are_served
             client.feedback(float(run % 2), [serving.ask(client).id])
         assert client.commit()["step"] == version + 1
     assert trainer.wait(60) == ExitCode.DONE, serving.parts.output("trainer")
+    assert [str(found) for found in fates_of(serving.parts.job).values()] == ["8 issued = 8 trained + 0 waiting"]
     versions = serving.parts.query("select model_version, count(*) from experience group by 1 order by 1")
     assert versions == [(0, 4), (1, 4)]
     assert "answers come from version 1" in serving.parts.output("proxy")
@@ -211,6 +213,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged_and_commits_nothing_twice(se
     serving.stop()
     found = serving.parts.query("select explore_step, reward, count(*) from experience group by 1, 2 order by 1, 2")
     assert found == [(1, float(run), 1) for run in range(4)] + [(2, 9.0, 1)]
+    assert [str(found) for found in fates_of(serving.parts.job).values()] == ["5 issued = 0 trained + 5 waiting"]
 
 
 def test_without_enough_engines_calls_are_refused_until_they_are_back(serving: Serving):

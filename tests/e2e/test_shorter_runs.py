@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from tests.e2e.parts import Parts
 from tests.e2e.tiny_run import TinyRun
+from trinity.cli.app import app
 from trinity.common.errors import CheckpointError, ExitCode, StarvedError
 from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
 
@@ -103,6 +105,48 @@ def test_one_process_whose_last_tasks_failed_says_how_far_it_came(
     assert "explore step 2: no run was completed, and no tasks are left" in caplog.text
     assert "training ended at step 1 of 2 planned ones" in caplog.text
     assert [line["step"] for line in made.lines("trainer")] == [1]
+
+
+def test_scoring_again_says_which_rollouts_never_were_stored_and_which_option_named_no_place(
+    tmp_path: Path, failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = TinyRun(tmp_path).change(
+        buffer__explorer_input__default_workflow_type="fails_for_some", buffer__total_steps=1
+    )
+    made.write_rows([{"question": "0+1=", "answer": "1"}, {"question": "1+1=", "answer": "none"}])
+    run(made, failing=failing)
+    words = ["rescore", str(made.job), "--reward", "accuracy_reward", "--plugin-dir", str(failing), "-o"]
+    scored = CliRunner().invoke(app, [*words, str(tmp_path / "scored.db")])
+    assert "2 rollouts, for the run tiny/run-rescored\n2 never were in the store (failed/" in scored.output
+    nowhere = CliRunner().invoke(app, [*words, "/proc/none/x.db"])
+    assert nowhere.exit_code == ExitCode.ENVIRONMENT and "choose another --output" in " ".join(nowhere.output.split())
+    assert "experience_buffer" not in nowhere.output and "checkpoint_root_dir" not in nowhere.output
+
+
+def test_a_run_of_which_operators_drop_everything_is_not_complete_and_says_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = TinyRun(tmp_path).change(buffer__total_steps=1)
+    pipeline = "data_processor.experience_pipeline"
+    operators = f"{pipeline}.operators=[{{name: reward_filter, args: {{threshold: 2.0}}}}]"
+    dropped = r"no training step was made \(rollouts: 4 issued = 0 trained \+ 4 filtered/reward_filter \+ 0 waiting\)"
+    with pytest.raises(StarvedError, match=dropped) as found:
+        run(made, operators)
+    assert found.value.code == "E5403"
+    record = json.loads((made.job / "run.json").read_text())
+    assert (record["status"], record["exit_code"]) == ("failed", ExitCode.STARVED)
+    shown = CliRunner().invoke(app, ["show", str(made.job)])
+    assert shown.exit_code == ExitCode.DATA and "E4070" in shown.output
+    assert "rollouts of experience_buffer: 4 issued = 0 trained + 4 filtered/reward_filter" in shown.output
+    # It goes on with more tasks, also where an older version recorded it as done.
+    (made.job / "run.json").write_text(json.dumps(record | {"status": "done", "exit_code": 0, "training_step": 0}))
+    again = RunOptions(
+        overrides=[f"{pipeline}.operators=[]", "buffer.total_steps=2"], accepted_changes=["data_processor"]
+    )
+    (stage,) = run_plan(plan_run(tmp_path / "run.yaml", again), again).stages
+    assert (stage.training_step, str(stage.fates)) == (2, "8 issued = 4 trained + 4 filtered/reward_filter + 0 waiting")
 
 
 def test_a_reward_that_always_raises_leaves_nothing_behind_that_counts_as_done(

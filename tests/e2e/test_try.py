@@ -187,6 +187,8 @@ def test_a_stage_without_tasks_is_refused(run: TinyRun) -> None:
     )
     status, output = tried(run)
     assert status == ExitCode.USAGE and "error[E1920]: no stage of the file has tasks to attempt" in output, output
+    said = " ".join(output.split())
+    assert "trains on a dataset (`buffer.trainer_input.experience_buffer`)" in said and "taskset" not in said
 
 
 def test_without_a_gpu_the_torch_engine_serves_a_file_for_vllm(run: TinyRun) -> None:

@@ -32,7 +32,11 @@ STEPS, KILLS_A_JOB = 6, 8
 STREAMED = "update_in_flight"
 # Of a broadcast, of what these runs do not do, or of file systems that cannot exchange two names.
 NOT_REACHED = {"ckpt.while_replacing", "ckpt.retention", "engine.before_weights"}
-POINTS = [name for name in failpoints.NAMES if name not in NOT_REACHED and not name.startswith("sync.after_bucket")]
+POINTS = [
+    name
+    for name in failpoints.NAMES
+    if name not in NOT_REACHED and not name.startswith(("sync.after_bucket", "convert.", "remote."))
+]
 PLUGIN = '''
 """Rollouts of a random number of turns; the reward says how many, and which attempt they are of."""
 
@@ -246,6 +250,10 @@ class Job:
         divided = "from step_exp s join experience e on e.uid = s.uid group by e.task_id, e.run_id"
         assert set(self.rows(f"select count(distinct s.step) {divided}")) == {(1,)}, where
         assert self.rows("select count(*) from experience where use_count != 1") == [(0,)], where
+        # Every run has issued four rollouts a step, and all of them were trained: no kill has counted one twice.
+        newest = "select max(step) from fate n where n.side = f.side and n.owner = f.owner"
+        fates = self.rows(f"select fate, sum(rollouts) from fate f where step = ({newest}) group by fate order by fate")
+        assert fates == [("issued", len(rollouts)), ("trained", len(rollouts))], f"{fates} {where}"
 
 
 def _merged(parts: Parts) -> dict[str, object]:

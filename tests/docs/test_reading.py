@@ -1,0 +1,140 @@
+"""All that the documentation tells a reader to do with a finished run works on one, as it is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from tests.common.schema.test_sql_schema import FAQ_SCRIPT
+from tests.docs.pages import Page, english_pages, page
+from tests.e2e.test_faq import LOAD
+from tests.e2e.tiny_run import TinyRun
+from trinity.cli.app import app
+from trinity.launch.run import RunOptions, plan_run, run_plan
+
+pytestmark = pytest.mark.slow
+
+JOB = "checkpoints/my-project/my-run"
+READING = ("show", "export", "replay", "rescore")
+WRITTEN = ("run.parquet", "step4.parquet", "rescored.db", "sft.jsonl", "dpo.jsonl")
+REWARD = """
+from trinity.common.rewards import REWARD_FUNCTIONS
+
+
+@REWARD_FUNCTIONS.register_module("digits")
+def digits(response, truth, tolerance=0.0):
+    return {"digits": sum(map(str.isdigit, response)) / max(len(response), 1) + tolerance, "long": len(response) / 50}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRun]:
+    """A finished run under the names of the pages, with its experiences where a run keeps them; stay beside it."""
+    made = TinyRun(tmp_path_factory.mktemp("reading"))
+    (made.folder / "model").rename(made.folder / "my-model")
+    (made.folder / "models").mkdir()
+    (made.folder / "my-model").rename(made.folder / "models" / "my-model")
+    (made.folder / "plugins").mkdir()
+    (made.folder / "plugins" / "digits.py").write_text(REWARD)
+    made.write_rows([{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(3)], "test.jsonl")
+    taskset = made.tree["buffer"]["explorer_input"]["taskset"]
+    del made.tree["checkpoint_root_dir"]
+    made.change(
+        project="my-project",
+        name="my-run",
+        plugin_dirs=["plugins"],
+        model={"model_path": "models/my-model", "max_model_len": 96, "max_response_tokens": 72},
+        algorithm__repeat_times=4,
+        algorithm__optimizer={"lr": 0.01},
+        algorithm__policy_loss_fn_args={"clip_range": 0.02},
+        buffer__total_steps=5,
+        buffer__explorer_input__default_reward_fn_type="digits",
+        buffer__explorer_input__eval_tasksets=[taskset | {"name": "test", "path": "test.jsonl"}],
+        explorer__eval_interval=5,
+        trainer__save_interval=2,
+        trainer__trainer_config={"actor_rollout_ref": {"actor": {"ppo_epochs": 2}}},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made.folder)
+        Path("run.yaml").write_text(yaml.safe_dump(made.tree))
+        options = RunOptions()
+        assert run_plan(plan_run(Path("run.yaml"), options), options).error is None
+        yield made
+
+
+def commands(part: Page) -> list[list[str]]:
+    """Return the commands of a page that read a run."""
+    lines = [shlex.split(line, comments=True) for code in part.code("bash") for line in code.splitlines()]
+    return [words for words in lines if words[:1] == ["duckdb"] or words[:1] == ["trinity"] and words[1] in READING]
+
+
+PAGES = [part for part in english_pages() if commands(part)]
+
+
+@pytest.mark.parametrize("part", PAGES, ids=lambda part: part.name)
+def test_the_commands_and_the_queries_of_a_page_read_a_finished_run(run: TinyRun, part: Page) -> None:
+    for name in WRITTEN:
+        Path(name).unlink(missing_ok=True)
+    for words in commands(part):
+        if words[0] == "duckdb":
+            assert len(duckdb.sql(words[2]).fetchall()) == 5, words
+            continue
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [JOB if word == "JOB" else word for word in words[1:]])
+        assert done.exit_code == 0 and done.output.strip(), (words, done.output)
+    with closing(sqlite3.connect(f"{JOB}/buffer/experience.db")) as database:
+        for query in part.code("sql"):
+            rows = duckdb.sql(query).fetchall() if ".parquet" in query else database.execute(query).fetchall()
+            assert rows, query
+
+
+def test_the_pages_that_read_are_known() -> None:
+    assert {"docs/reuse.md", "docs/running.md"} <= {part.name for part in PAGES}
+    assert len(page("docs/reuse.md").code("sql")) >= 10
+    scripts = [code for part in english_pages() for code in part.code("python")]
+    assert sum("create_engine" in code or "load_fsdp_state_dict" in code for code in scripts) == 2, "run them below"
+
+
+def test_the_script_that_reads_experiences_runs(run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(page("docs/running.md").code("python")[0], {})  # noqa: S102 - as a user does
+    assert capsys.readouterr().out.count("row.state='trained'") == 4
+
+
+def test_the_script_that_loads_a_checkpoint_runs(run: TinyRun) -> None:
+    given: dict[str, object] = {}
+    exec(page("docs/running.md").code("python")[1], given)  # noqa: S102
+    model, start = given["model"], given["AutoModelForCausalLM"].from_pretrained("models/my-model")  # type: ignore[attr-defined]
+    trained, before = model.state_dict(), start.state_dict()  # type: ignore[attr-defined]
+    assert trained.keys() == before.keys()
+    assert any(not torch.equal(trained[name], before[name]) for name in before)
+
+
+def test_the_scripts_of_the_published_questions_run(run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """`create_engine(buffer.trainer_input.experience_buffer.path)`, and a checkpoint outside of the framework."""
+    saved = yaml.safe_load(Path(JOB, "config.yaml").read_text())
+    exec(FAQ_SCRIPT.format(url=saved["buffer"]["trainer_input"]["experience_buffer"]["path"]), {})  # noqa: S102
+    assert capsys.readouterr().out.count("exp.prompt_text=") == 4
+    names = {name: saved[name] for name in ("checkpoint_root_dir", "project", "name")}
+    exec(LOAD.replace("global_step_2", "global_step_4"), names | {"model_path": "models/my-model"})  # noqa: S102
+    assert capsys.readouterr().out.endswith("moved True\n")
+
+
+def test_the_files_that_the_pages_name_hold_what_they_say(run: TinyRun) -> None:
+    (file,) = Path(JOB, "eval", "test").glob("*_step_5.jsonl")
+    answers = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(answers) == 3
+    for answer in answers:
+        assert {"prompt", "response", "truth", "reward", "metrics", "temperature", "model_version"} <= answer.keys()
+        assert answer["temperature"] == 1.0 and answer["metrics"].keys() >= {"digits", "long"}
+    text = Path(JOB, "metrics.jsonl").read_text()
+    assert len(re.findall(r'"actor/grad_norm"', text)) == 5
