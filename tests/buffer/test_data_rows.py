@@ -281,11 +281,14 @@ def test_a_good_dataset_has_no_problem(tmp_path: Path) -> None:
     assert problems(write_jsonl(tmp_path / "d.jsonl", GOOD), needs_truth=True) == []
 
 
-def test_a_part_of_one_file_is_refused(tmp_path: Path) -> None:
+def test_another_split_of_one_file_is_refused_and_a_subset_is_told(tmp_path: Path) -> None:
     """B88."""
     path = write_jsonl(tmp_path / "train.jsonl", GOOD)
     assert refused(path, split="validation").code == problems(path, split="validation")[0][0] == "E4003"
-    assert refused(path, subset_name="main").code == "E4003"
+    found = check_taskset(taskset(path, subset_name="main"), "buffer.explorer_input.taskset")
+    assert [(finding.code, finding.key) for finding in found] == [("W4003", "buffer.explorer_input.taskset.path")]
+    assert "read whole" in found[0].message
+    assert len(TaskReader(taskset(path, subset_name="main"))) == len(GOOD), "a path of one's own in a published file"
     named = write_jsonl(tmp_path / "test-00000.jsonl", GOOD)
     assert len(TaskReader(taskset(named, split="test"))) == len(GOOD) and problems(named, split="test") == []
     both = taskset([path, tmp_path], split="test")

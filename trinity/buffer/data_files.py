@@ -40,26 +40,23 @@ def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:
     return _readable(found[split])
 
 
-def check_split_of_file(path: str | Sequence[str] | None, *, split: str, subset_name: str | None) -> None:
-    """Refuse a part of a dataset that is one file, which is taken whole.
+def is_one_file(path: str | Sequence[str] | None) -> bool:
+    """Return whether a dataset is one file, which is read whole."""
+    return isinstance(path, str) and Path(path).expanduser().is_file()
+
+
+def check_split_of_file(path: str | Sequence[str] | None, *, split: str) -> None:
+    """Refuse the split of a dataset that is one file, which is taken whole.
 
     In a list, split and subset choose the parts of its folders and hub ids.
 
     Raises:
-        DataError: another split than the file's name says, or a subset, is asked for (E4003).
+        DataError: another split than the file's name says is asked for (E4003).
     """
-    if not isinstance(path, str) or not Path(path).expanduser().is_file():
-        return
-    if split != "train" and not begins_with(Path(path).stem, split):
+    if is_one_file(path) and split != "train" and not begins_with(Path(str(path)).stem, split):
         raise DataError(
             f"{path} is one file, which is read whole, and has no split {split!r}; remove split, or give the folder "
             "that has the files of its splits",
-            code="E4003",
-        )
-    if subset_name:
-        raise DataError(
-            f"{path} is one file, and has no subset {subset_name!r}; remove subset_name, or give the folder of the "
-            "dataset",
             code="E4003",
         )
 

@@ -132,7 +132,7 @@ def load_table(path: str | Sequence[str] | None, *, split: str = "train", subset
     """
     if not path:
         raise DataError("the path of a dataset is not set; give a file, a folder or a hub id", code="E4001")
-    check_split_of_file(path, split=split, subset_name=subset_name)
+    check_split_of_file(path, split=split)
     if not isinstance(path, str):
         return JoinedTable([_table_of(each, split=split, subset_name=subset_name) for each in path])
     return _table_of(path, split=split, subset_name=subset_name)

@@ -18,7 +18,7 @@ from trinity.buffer.checks import (
     prompt_type,
     row_faults,
 )
-from trinity.buffer.data_files import check_split_of_file, data_files, one_place, places_of
+from trinity.buffer.data_files import check_split_of_file, data_files, is_one_file, one_place, places_of
 from trinity.buffer.image_rows import image_fault
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, num_admitted
 from trinity.buffer.rows import BadRow, DataRow, read_rows
@@ -160,6 +160,9 @@ def check_taskset(
             text = f"path[{number}] is empty; give a file, a folder or a hub id, or remove it"
             return [_finding("E4001", where, text)]
     unseen = [not_fetched(f"{where}.path", place) for place in places_of(source.path) if is_remote(place)]
+    if source.subset_name and is_one_file(source.path):
+        text = f"{source.path} is one file and read whole: subset_name {source.subset_name!r} chooses nothing of it"
+        unseen.append(_finding("W4003", where, text))
     try:
         rows = _first_rows(source, schema=schema)
     except (DataError, EnvironmentProblem) as error:
@@ -190,7 +193,7 @@ def _first_rows(source: TasksetConfig | ExperienceBufferConfig, *, schema: str |
         table = load_sql_table(one_place(source.path), name=source.name, schema=schema or TASKS)
         return [*table.bad, *(table.row(number) for number in range(min(len(table), MAX_ROWS)))]
     found: list[DataRow | BadRow] | None = None
-    check_split_of_file(source.path, split=source.split, subset_name=source.subset_name)
+    check_split_of_file(source.path, split=source.split)
     for place in places_of(source.path):
         if is_remote(place):
             continue

@@ -56,14 +56,14 @@ server.run()
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> Sampled:
     found: Sampled = []
-    inner = TorchEngine._sample_seen
+    inner = TorchEngine._sample
 
     async def watched(engine: TorchEngine, prompt: SeenPrompt, *args: Any, **kwargs: Any) -> list[Any]:
         samples = await inner(engine, prompt, *args, **kwargs)
         found.extend((list(prompt.tokens), list(sample.tokens), sample.logprobs.tolist()) for sample in samples)
         return samples
 
-    monkeypatch.setattr(TorchEngine, "_sample_seen", watched)
+    monkeypatch.setattr(TorchEngine, "_sample", watched)
     return found
 
 

@@ -111,14 +111,14 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
     caller: Rollouts, monkeypatch: pytest.MonkeyPatch, is_streaming: bool
 ) -> None:
     sampled: list[tuple[list[int], list[int], list[float]]] = []
-    inner = TorchEngine._sample_seen
+    inner = TorchEngine._sample
 
     async def watched(engine: TorchEngine, prompt: SeenPrompt, *args: Any, **kwargs: Any) -> list[Any]:
         found = await inner(engine, prompt, *args, **kwargs)
         sampled.extend((list(prompt.tokens), list(sample.tokens), sample.logprobs.tolist()) for sample in found)
         return found
 
-    monkeypatch.setattr(TorchEngine, "_sample_seen", watched)
+    monkeypatch.setattr(TorchEngine, "_sample", watched)
     given.clear()
     model, before = caller.rollout(), caller.turns()
     with model.get_openai_client() as client:
