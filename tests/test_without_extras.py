@@ -25,7 +25,7 @@ sys.meta_path[:] = [Finder if f is importlib.machinery.PathFinder else f for f i
 IMPORT_ALL = """
 import trinity
 NEED_THEM = {f"trinity.{name}" for name in ("runtime.ray", "runtime.ray_objects", "runtime.ray_token")}
-NEED_THEM |= {f"trinity.engine.vllm.{name}" for name in ("worker", "reload")}
+NEED_THEM |= {f"trinity.engine.vllm.{name}" for name in ("worker", "reload", "image_worker", "pictures")}
 # They run in the environment of Data-Juicer, which has no trinity package.
 NEED_THEM |= {f"trinity.service.data_juicer.{name}" for name in ("server", "sessions", "signatures")}
 for module in pkgutil.walk_packages(trinity.__path__, "trinity."):

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.shapes import accuracies, metrics, prepare, values_of
@@ -18,6 +19,7 @@ from tests.prepared import ROOT
 from tests.tiny_vision import picture, tiny_vision_model
 from trinity.cli.app import app
 from trinity.common.images.reading import image_bytes
+from trinity.utils.device import has_bf16_units
 
 STEPS = 40
 
@@ -32,7 +34,9 @@ def test_a_vision_language_model_learns_from_images_by_grpo(tmp_path: Path) -> N
     before, after = accuracies(records)
     assert after - before > 0.2 and after > 0.85, (before, after)
     differences = values_of(records, "training/rollout_logprobs_diff_max")
-    assert len(differences) > STEPS / 2 and max(differences) < 2e-6
+    # Weights, products and scores of eight bits are rounded in another order by each side.
+    limit = 0.2 if has_bf16_units(torch.device("cpu")) else 2e-6
+    assert len(differences) > STEPS / 2 and max(differences) < limit
 
 
 def tiny_run(folder: Path) -> TinyRun:

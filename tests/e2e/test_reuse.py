@@ -273,7 +273,7 @@ def test_a_dataset_of_the_stored_rollouts_holds_the_best_of_each_task_and_trains
     file = tmp_path / f"{kind}.jsonl"
     output = called("export", kind, past.job, "-o", file)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert f"{len(lines)} rows" in output and len(lines) >= 3
+    assert f"{len(lines)} rows" in output and len(lines) >= 2
     texts = [json.dumps({name: value for name, value in line.items() if name != "provenance"}) for line in lines]
     assert len(set(texts)) == len(texts)
     known = {row[0]: row[1:] for row in rows_of(past, "select uid, task_id, reward, response_text from experience")}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.e2e.test_reuse import absolute, called, finish, replayed, rows_of, trained
@@ -16,6 +17,7 @@ from trinity.buffer.store import ExperienceStore
 from trinity.launch import explorer_liveness
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.samples import fates_of
+from trinity.utils.device import has_bf16_units
 
 pytestmark = pytest.mark.slow
 
@@ -77,8 +79,9 @@ def test_a_step_of_two_workers_is_computed_again_by_one_up_to_the_order_of_sums(
     found = replayed(past, 2)
     assert found["weights"] == "global_step_1" and found["run"]["actor/grad_norm"] > 1e-4
     assert {"actor/pg_loss", "actor/grad_norm"} <= found["logged"].keys() & found["run"].keys()
+    rounding = 2e-3 if has_bf16_units(torch.device("cpu")) else 1e-5
     for logged, computed in found["differing"].values():
-        assert computed == pytest.approx(logged, rel=1e-5, abs=1e-6)
+        assert computed == pytest.approx(logged, rel=rounding, abs=rounding / 10)
     assert "the run had 2 trainer workers" in called("replay", past.job, "--step", 2)
 
 

@@ -108,4 +108,4 @@ def test_no_task_is_lost_or_comes_twice_although_steps_are_filled_again(
     missing = [line["experience_pipeline/refill/missing_count"] for line in counts]
     first = 2 if point else 3  # the line of the step in which it ended may not be there
     assert missing[:first] == [0] * first, "only where no tasks are left is less in a step"
-    assert sum(line["experience_pipeline/refill/task_count"] for line in counts) >= 3
+    assert sum(line["experience_pipeline/refill/task_count"] for line in counts) >= first
