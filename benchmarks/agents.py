@@ -19,7 +19,7 @@ import yaml
 from algorithms import trinity_run
 
 from trinity.monitor.jsonl import read_metrics
-from trinity.quickstart.summary import latest_hf_model
+from trinity.summary.facts import latest_hf_model
 
 WAYS = ("workflow", "client")
 LEAST_GAIN = 0.3

@@ -20,7 +20,7 @@ from algorithm_runs import RECIPES, Tree, make_config, order, write_data
 from trinity.monitor import headline
 from trinity.monitor.jsonl import read_metrics
 from trinity.quickstart.folder import prepare
-from trinity.quickstart.summary import latest_hf_model
+from trinity.summary.facts import latest_hf_model
 
 Result = dict[str, Any]
 

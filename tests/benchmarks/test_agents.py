@@ -11,7 +11,7 @@ import pytest
 import trinity
 from tests.e2e.test_exact_tokens import Call, Watch
 from tests.loaded_plugins import forget_plugins
-from trinity.quickstart.summary import latest_hf_model
+from trinity.summary.facts import latest_hf_model
 
 pytestmark = pytest.mark.slow
 

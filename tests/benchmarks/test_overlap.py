@@ -10,7 +10,7 @@ import pytest
 
 import trinity
 from tests.loaded_plugins import forget_plugins
-from trinity.quickstart.summary import latest_hf_model
+from trinity.summary.facts import latest_hf_model
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.short_run import ShortRun, comparable_metrics
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+from trinity.launch.ending import job_summary
 from trinity.monitor.jsonl import read_metrics
 from trinity.monitor.monitor import METRICS_FILE
 
@@ -26,6 +27,20 @@ def lines(job: Path, actor: str) -> list[dict]:
 def test_stages_have_folders_of_their_own_under_the_name_of_the_run(finished: ShortRun):
     name = finished.folder / "checkpoints" / "quickstart" / "addition"
     assert sorted(p.name for p in name.iterdir() if p.is_dir()) == ["rft", "sft_warmup"]
+
+
+def test_each_stage_is_summed_up_at_the_end_and_in_its_folder(finished: ShortRun):
+    heads = [
+        line for line in (finished.folder / "output.txt").read_text().splitlines() if line.startswith("summary of")
+    ]
+    assert [head.partition(": ")[2].split(",")[:2] for head in heads] == [
+        ["done", " training step 5"],
+        ["done", " training step 8"],
+    ]
+    warm_up, rft = (job_summary(finished.job(stage)) for stage in ("sft_warmup", "rft"))
+    assert [each.metric for each in warm_up.metrics] == ["actor/sft_loss"] and warm_up.rollouts == {}
+    assert rft.metrics[0].last_step == 4 and rft.time.keys() >= {"explore", "train", "sync", "evaluate"}
+    assert (rft.stage, warm_up.best) == ("rft", None) and not [*warm_up.notes, *rft.notes]
 
 
 def test_each_actor_has_its_log_file_and_tensorboard_lies_under_monitor(finished: ShortRun):

@@ -37,7 +37,9 @@ def facts(run: TinyRun) -> dict[str, Any]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     """A run that is done; tests read it, or copy its folder."""
     run = TinyRun(tmp_path_factory.mktemp("done"))
-    assert run.finish().status == 0
+    ended = run.finish()
+    assert ended.status == 0
+    (run.folder / "output.txt").write_text(ended.output)
     return run
 
 
@@ -80,9 +82,13 @@ def test_a_run_that_was_killed_is_told_from_one_that_runs(tmp_path: Path) -> Non
     assert nothing.exit_code == 2 and "[E8005]" in nothing.output
 
 
-def test_the_state_of_a_run_that_is_done_has_its_last_figures(done: TinyRun) -> None:
+def test_the_state_of_a_run_that_is_done_has_its_last_figures(done: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(done.folder)  # places are shown as one types them there
     text = trinity("status", done.job).stdout
     assert "done" in text and "checkpoints: 1, 2" in text and "reward" in text and "go on with" not in text
+    told = (done.folder / "output.txt").read_text()
+    assert (table := text[text.index("  metric ") : text.index("  next")]) in told, "the same as at its end"
+    assert "8 issued = 8 trained + 0 waiting" in table and "dropped" in table
     rows = trinity("runs", done.folder).stdout.splitlines()
     assert len(rows) == 2 and rows[1].split()[:3] == [str(done.job), "done", "2"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import logging
 import os
@@ -19,9 +20,11 @@ import torch
 import trinity
 from tests.e2e.tiny_run import TinyRun
 from trinity.common.errors import ExitCode
+from trinity.launch.ending import job_summary
 from trinity.launch.guest import CHANGED
 from trinity.launch.job import read_record
 from trinity.quickstart.summary import StageRun, summarize
+from trinity.summary.facts import JobSummary
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
 GREEDY: dict[str, Any] = {"format": FORMAT, "rollout_args": {"temperature": 0.0}}
@@ -87,10 +90,28 @@ def test_a_run_tells_its_events_in_this_thread_and_leaves_the_process_as_it_was(
     seconds = read_record(run.job)["seconds"]
     assert report.summary == summarize([StageRun("", stage.job_dir, seconds)], seed=7)
     assert json.loads(json.dumps(asdict(report.summary)))["stages"][0]["num_steps"] == 2
+    _summary(run, report)
     again = trinity.run(run.tree, {"seed": 7})
     assert again.stages[0].was_complete and again.stages[0].training_step == 2
     assert again.metrics == report.metrics and again.summary == report.summary
     _evaluations(report)
+
+
+def _summary(run: TinyRun, report: trinity.RunReport) -> None:
+    """Compare what the run left at its end with what it returned."""
+    (stage,), found = report.stages, json.loads((run.job / "summary.json").read_text())
+    scores = [stage.evaluations[step]["eval/held/accuracy/mean@1"] for step in (0, 1, 2)]
+    main = {"metric": "eval/held/accuracy/mean@1", "before": scores[0], "after": scores[2], "of": "evaluation"}
+    assert found["metrics"][0] == main | {"first_step": 0, "last_step": 2}
+    assert found["best"]["value"] == max(scores) and found["best"]["step"] == scores.index(max(scores))
+    assert [each["path"] for each in found["checkpoints"]] == [str(path.resolve()) for path in report.checkpoints]
+    assert found["rollouts"] == {"experience_buffer": {"issued": 8, "trained": 8, "waiting": 0}} and not found["notes"]
+    assert (found["status"], found["training_step"], found["seconds"]) == ("done", 2, read_record(run.job)["seconds"])
+    assert found["tokens"]["trained"] == sum(line["perf/total_num_tokens"] for line in run.lines("trainer"))
+    assert job_summary(run.job).text() == (run.job / "summary.json").read_text()
+    said = json.loads((run.job / "eval/held/explorer_step_2.jsonl").read_text().splitlines()[0])["response"]
+    assert f"<pre>{html.escape(said)}</pre>" in (run.job / "report.html").read_text()
+    assert (run.job / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _evaluations(report: trinity.RunReport) -> None:
@@ -127,9 +148,14 @@ def test_a_callback_that_raises_ends_the_run_by_its_name_and_the_run_goes_on_by_
     assert (e.value.code, e.value.exit_code) == ("E5143", ExitCode.RUNTIME)
     assert isinstance(e.value.__cause__, ZeroDivisionError)
     record = read_record(run.job)
-    assert record["status"] == "failed" and "callback on_step" in record["error"]
+    assert record["status"] == "failed" and "callback on_step" in record["error"] and record["seconds"] > 0
+    left = job_summary(run.job)
+    assert (left.status, left.error) == ("failed", record["error"]) and left.training_step < 6 and left.rollouts
     report = trinity.run(run.tree)
     assert report.stages[0].is_resumed and report.stages[0].training_step == 6
+    resumed = job_summary(run.job)
+    assert (resumed.status, resumed.error, resumed.training_step) == ("done", "", 6)
+    assert resumed.metrics[0].last_step == 6 and resumed.seconds > left.seconds == record["seconds"]
 
 
 def test_ctrl_c_stops_after_the_step_and_the_run_goes_on_by_the_same_call(
@@ -145,6 +171,8 @@ def test_ctrl_c_stops_after_the_step_and_the_run_goes_on_by_the_same_call(
     record = read_record(run.job)
     assert (record["status"], record["exit_code"]) == ("stopped", int(ExitCode.INTERRUPTED))
     assert record["training_step"] < 6 and _process() == before
+    stopped = JobSummary.of_text((run.job / "summary.json").read_text())
+    assert (stopped.status, stopped.training_step) == ("stopped", record["training_step"])
     assert trinity.run(run.tree).stages[0].is_resumed
 
 

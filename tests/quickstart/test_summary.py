@@ -11,15 +11,14 @@ import pytest
 from trinity.monitor import Monitor
 from trinity.quickstart.summary import (
     StageRun,
-    command,
     keep_known_times,
-    latest_hf_model,
     next_steps,
-    read_curves,
     summarize,
     write_curve,
     write_summary,
 )
+from trinity.summary.curves import read_curves
+from trinity.summary.facts import latest_hf_model
 
 ACCURACY = "eval/addition_test/accuracy/mean@1"
 
@@ -79,7 +78,7 @@ def test_the_curve_is_a_picture(stages: list[StageRun], tmp_path: Path) -> None:
     path = write_curve(summarize(stages, seed=42), tmp_path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    # The header holds the width: two panels of five inches at 120 dots an inch.
+    # The header holds the width: two panels of 600 pixels.
     assert int.from_bytes(content[16:20], "big") == 1200
 
 
@@ -108,18 +107,3 @@ def test_the_next_steps_are_commands_over_places_that_exist(stages: list[StageRu
     assert f"tensorboard --logdir {tmp_path / 'n'}" in text
     assert f"run --config {tmp_path / 'quickstart.yaml'}" in text
     assert str(stages[0].job_dir / "global_step_100" / "actor" / "huggingface") in text
-
-
-def test_a_program_is_named_so_that_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    binaries = tmp_path / ".venv" / "bin"
-    binaries.mkdir(parents=True)
-    for name in ("python", "trinity"):
-        (binaries / name).write_text("#!/bin/sh\n")
-        (binaries / name).chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(binaries / "python"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert command("trinity") == ".venv/bin/trinity"
-    assert command("other") == "other"
-    monkeypatch.setenv("PATH", str(binaries))
-    assert command("trinity") == "trinity"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,13 +51,16 @@ def runs(
 
 
 def status(job: Job, as_json: AsJson = False) -> None:
-    """Show the state of a run: who runs it, its steps and checkpoints."""
+    """Show the state of a run, and what it amounts to once it has ended."""
+    from trinity.launch.ending import job_summary
     from trinity.launch.jobs import job_state
+    from trinity.summary.table import summary_lines
 
     with ended_with():
         found = job_state(job)
+        summary = job_summary(job) if found.has_ended else None
     if as_json:
-        _print_json(found.facts())
+        _print_json(found.facts() | {"summary": None if summary is None else asdict(summary)})
         return
     typer.echo(f"{found.folder}: {found.status}, written {_age(found.updated)} ago")
     for part in found.parts:
@@ -68,6 +72,8 @@ def status(job: Job, as_json: AsJson = False) -> None:
     for part in found.parts:
         if part.command and not part.is_running and part.status != "done":
             typer.echo(f"  go on with: trinity resume {job}{f' --part {part.name}' if part.name else ''}")
+    if summary is not None:
+        typer.echo("\n".join(summary_lines(summary)))
 
 
 def log(

@@ -26,7 +26,7 @@ def quickstart(
     Writes data, the model and a YAML file into the folder first.
     """
     from trinity.quickstart.folder import prepare
-    from trinity.quickstart.summary import command
+    from trinity.summary.table import command
 
     try:
         folder = prepare(dir, seed=seed)

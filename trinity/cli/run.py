@@ -51,7 +51,7 @@ def run(
     )
     result = run_config(path, options)
     flush_output()  # what libraries have printed comes before the last lines
-    for line in outcome_lines(result):
+    for line in [*summaries(options), *outcome_lines(result)]:
         typer.echo(line)
     for line in closing_lines(result, path, options):
         typer.echo(line, err=True)
@@ -87,6 +87,21 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
     except Exception as error:  # noqa: BLE001  the one place that turns an unforeseen failure into an exit status
         typer.echo(redact("".join(traceback.format_exception(error))), err=True)
         return RunResult(exit_code=ExitCode.RUNTIME, error=unforeseen(error))
+
+
+def summaries(options: RunOptions) -> list[str]:
+    """Return the lines that say what each stage of a run amounts to.
+
+    None with `--quiet`.
+    """
+    from trinity.launch.ending import job_summary
+    from trinity.summary.facts import SUMMARY_NAME
+    from trinity.summary.table import summary_lines
+
+    if options.is_quiet:
+        return []
+    left = [job_dir for job_dir in options.job_dirs if (job_dir / SUMMARY_NAME).exists()]
+    return [line for job_dir in left for line in (*summary_lines(job_summary(job_dir)), "")]
 
 
 def outcome_lines(result: RunResult) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,7 +201,7 @@ def recorded(job_dir: Path, part: str | None, text: str, **fields: Any) -> Itera
         text: YAML text of the resolved configuration.
         fields: of the record.
     """
-    file, attempt = config_file(job_dir, part), Attempt()
+    file, attempt, started = config_file(job_dir, part), Attempt(), time.monotonic()
     old_text, old_record = file.read_text(encoding="utf-8") if file.exists() else None, read_record(job_dir, part)
 
     def end(code: ExitCode, error: str | None) -> None:
@@ -208,7 +209,8 @@ def recorded(job_dir: Path, part: str | None, text: str, **fields: Any) -> Itera
             with contextlib.suppress(OSError):
                 _take_back(file, old_text)
                 _replace_record(job_dir, part, old_record)
-        record_end(job_dir, part, exit_code=code, error=error)
+        seconds = round(float(old_record.get("seconds") or 0.0) + time.monotonic() - started, 3)
+        record_end(job_dir, part, exit_code=code, error=error, seconds=seconds)
 
     def end_at_once(status: int) -> None:
         is_asked_for = status in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
@@ -234,14 +236,16 @@ def _take_back(file: Path, text: str | None) -> None:
         write_atomically(file, text)
 
 
-def record_end(job_dir: Path, part: str | None, *, exit_code: ExitCode, error: str | None = None) -> None:
-    """Record how an unfinished job or part ended.
+def record_end(
+    job_dir: Path, part: str | None, *, exit_code: ExitCode, error: str | None = None, **fields: Any
+) -> None:
+    """Record how an unfinished job or part ended, with other `fields`.
 
     On a full disk, only the status is written.
     """
     status = "failed" if error is not None else "stopped"
     try:
-        write_record(job_dir, part, status=status, exit_code=int(exit_code), error=error)
+        write_record(job_dir, part, status=status, exit_code=int(exit_code), error=error, **fields)
     except (OSError, CheckpointError):
         with contextlib.suppress(OSError):
             _mark_ended(record_file(job_dir, part), status)

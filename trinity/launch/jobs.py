@@ -87,6 +87,11 @@ class JobState:
         found = {part.status for part in self.parts}
         return next((status for status in order if status in found), NEW)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has run, and nothing of it runs now."""
+        return self.status in ("done", "stopped", "failed", KILLED)
+
     def facts(self) -> dict[str, Any]:
         """Return everything in JSON types."""
         return {
@@ -119,8 +124,8 @@ def job_state(folder: Path) -> JobState:
     names = [file.stem for file in sorted((folder / PARTS_FOLDER).glob("*.json"))]
     names += [name for name in _live_parts(folder) if name not in names]
     has_whole = (folder / RECORD).exists() or is_held(folder / LOCK) or not names
-    parts = [_part(folder, None)] if has_whole else []
-    parts += [_part(folder, name) for name in names]
+    parts = [part_state(folder, None)] if has_whole else []
+    parts += [part_state(folder, name) for name in names]
     files = [folder / METRICS_FILE, folder / RECORD, *(folder / PARTS_FOLDER).glob("*.json")]
     updated = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
     metrics = last_records(folder / METRICS_FILE)
@@ -234,7 +239,8 @@ def _lock(folder: Path, part: PartState) -> Path:
     return part_lock(folder, part.name) if part.name else folder / LOCK
 
 
-def _part(folder: Path, name: str | None) -> PartState:
+def part_state(folder: Path, name: str | None) -> PartState:
+    """Return the state of a job (None), or of its part `name`."""
     lock = folder / LOCK if name is None else part_lock(folder, name)
     is_live, command = is_held(lock), note_of(lock)
     holder = holder_of(lock) if is_live else ""

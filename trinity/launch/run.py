@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from trinity.common.errors import ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
 from trinity.launch.completion import finished_model, is_to_go_back, length_of, may_get_more
 from trinity.launch.copies import RECORDED, check_same_content, fetched_record, with_local_copies
+from trinity.launch.ending import leave_summary
 from trinity.launch.facts import check_same_facts, compute_as_the_command
 from trinity.launch.job import (
     RUNNING,
@@ -44,6 +46,7 @@ from trinity.launch.job import (
 from trinity.launch.models import with_local_models
 from trinity.launch.parts import check_shared_keys, part_of
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
+from trinity.launch.samples import own_database
 from trinity.launch.stop import StopSignal
 from trinity.launch.type_check import check_type_of
 from trinity.preflight.machine import refuse_unfit_machine
@@ -75,6 +78,7 @@ class RunOptions:
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
         command: what continues the run from any folder, for those who wait for it; without secrets.
         log_dir: folder of the logs of the last stage that began; `run_plan` fills it.
+        job_dirs: folders of the stages that were complete or have begun, in order; `run_plan` fills it.
         stop: ends the run early; None: signals alone do.
     """
 
@@ -88,6 +92,7 @@ class RunOptions:
     resume_overrides: Sequence[str] = ()
     command: str = ""
     log_dir: Path | None = None
+    job_dirs: list[Path] = field(default_factory=list)
     stop: StopSignal | None = None
 
 
@@ -197,6 +202,7 @@ def run_plan(plan: Plan, options: RunOptions) -> RunResult:
             previous = finished_model(stage.config)
             if previous is not None and not may_get_more(stage.config) and not is_to_go_back(stage.config, plan):
                 logger.info("stage %s is already complete in %s", stage.name or "", stage.config.checkpoint_job_dir)
+                options.job_dirs.append(Path(stage.config.checkpoint_job_dir))
                 continue
             stop.refuse()
             if options.on_stage is not None:
@@ -307,11 +313,40 @@ def _run_stage(
             use_deterministic_algorithms()
         facts: dict[str, Any] = {"stage": stage.name, "unwritten": unwritten_types(config), "command": options.command}
         facts[RECORDED] = fetched_record(stage.fetched)
-        with recorded(job_dir, part, text, **facts) as attempt:
-            return _perform(stage, stop, options, attempt)
+        with _summarized(config, options) as ended, recorded(job_dir, part, text, **facts) as ended.attempt:
+            ended.result = _perform(stage, stop, options, ended.attempt)
+            return ended.result
     finally:
         sweep()
         lock.release()
+
+
+@dataclass
+class _Ended:
+    """How a stage ended, for its summary; nothing if it did not begin."""
+
+    attempt: Attempt = field(default_factory=Attempt)
+    result: StageResult | None = None
+
+
+@contextlib.contextmanager
+def _summarized(config: Config, options: RunOptions) -> Iterator[_Ended]:
+    """Leave the summary of a stage that has begun, however it ends."""
+    ended, job_dir = _Ended(), Path(config.checkpoint_job_dir)
+    try:
+        yield ended
+    finally:
+        if ended.attempt.has_begun():
+            buffer = config.buffer.trainer_input.experience_buffer
+            path = str(buffer.path or "") if buffer is not None else ""
+            fates = ended.result.fates if ended.result is not None else None
+            leave_summary(
+                job_dir,
+                fates={} if fates is None or buffer is None else {buffer.name: fates},
+                url=path if "://" in path and not own_database(job_dir).exists() else None,
+                has_rollouts=config.cluster.runtime != "ray",  # whose driver imports no torch
+            )
+            options.job_dirs.append(job_dir)
 
 
 def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: Attempt) -> StageResult:

@@ -57,7 +57,7 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
         EnvironmentProblem: the database cannot be read (E3435).
     """
     place, run = place_of(job, url=url)
-    found = _experiences(place, run, asked) if asked.taskset is None else _answers(job, asked)
+    found = _experiences(place, run, asked) if asked.taskset is None else answers_of(job, asked)
     if not found:
         wanted = [f"step {asked.step}"] * (asked.step is not None) + [f"task {asked.task}"] * bool(asked.task)
         raise DataError(f"{job} has no samples of {' and '.join(wanted) or 'this kind'}", code="E4070")
@@ -102,6 +102,11 @@ def place_of(job: Path, *, url: str | None = None) -> tuple[str, str]:
     return url or _database(job, tree), f"{tree.get('project')}/{tree.get('name')}"
 
 
+def own_database(job: Path) -> Path:
+    """Return the database that a job has in its folder, if it has one."""
+    return job / "buffer" / "experience.db"
+
+
 def configuration_of(job: Path) -> dict[str, Any]:
     """Return the configuration that a run's folder holds.
 
@@ -129,7 +134,7 @@ def _read(job: Path, file: Path) -> dict[str, Any]:
 
 
 def _database(job: Path, tree: dict[str, Any]) -> str:
-    own = job / "buffer" / "experience.db"
+    own = own_database(job)
     buffer = (((tree.get("buffer") or {}).get("trainer_input")) or {}).get("experience_buffer") or {}
     path = str(buffer.get("path") or "")
     if not own.exists() and REDACTED in path:
@@ -169,7 +174,12 @@ def _sample(row: ExperienceModel) -> dict[str, Any]:
     return known | {"prompt": row.prompt_text, "response": row.response_text}
 
 
-def _answers(job: Path, asked: Asked) -> list[dict[str, Any]]:
+def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
+    """Return answers of an evaluation: the task set must be given.
+
+    Raises:
+        DataError: there are no answers to this task set (E4070).
+    """
     files = {
         (int(match[1]), file)
         for folder in _OF_EVALUATIONS

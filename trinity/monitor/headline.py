@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 LOSS_NAMES = ("actor/sft_loss", "actor/final_loss", "actor/loss", "actor/pg_loss")
@@ -18,6 +18,7 @@ STEP_TIME_NAMES = ("perf/time_per_step", "time/train_step", "time/step")
 TOTAL_STEPS = "total_steps"
 CHECKPOINT = "checkpoint"
 _EVAL = re.compile(r"eval/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@\d+")
+_SCORE = re.compile(r"(?:eval|bench)/(?P<taskset>.+)/(?P<metric>[^/]+)/mean@\d+")
 _PREFERRED = ("accuracy", "reward")
 
 Metrics = Mapping[str, Any]
@@ -55,6 +56,23 @@ def accuracy(data: Metrics) -> float | None:
             if name == metric and value is not None:
                 return float(value)
     return None
+
+
+def scores(data: Metrics) -> dict[str, float]:
+    """Return the means of an evaluation, or of mode bench, by name."""
+    found = {name: data[name] for name in data if name.startswith(("eval/", "bench/")) and _SCORE.fullmatch(name)}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def main_score(names: Iterable[str]) -> str | None:
+    """Return the one of `scores` that a person follows: accuracy, or reward.
+
+    Of several task sets it is that of the first; None for no names.
+    """
+    by_metric: dict[str, str] = {}
+    for name in names:
+        by_metric.setdefault(name.split("/")[-2], name)
+    return next((by_metric[metric] for metric in (*_PREFERRED, *by_metric) if metric in by_metric), None)
 
 
 def num_tokens(data: Metrics) -> float | None:

@@ -31,23 +31,27 @@ _logger = get_logger("monitor")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of `path` as dictionaries; none if the file is missing.
+    """Return the lines of `path` as dictionaries; see `metrics_of`."""
+    return list(metrics_of(path))
+
+
+def metrics_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `path` as dictionaries; none if the file is missing.
 
     A last line without an end, which may just be written, is left out; so is a damaged one, with a warning.
     """
     if not path.exists():
-        return []
-    records, damaged = [], []
+        return
+    damaged = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             record = _record(line)
             if record is not None:
-                records.append(record)
+                yield record
             elif line.endswith(b"\n") and not _is_blank(line):
                 damaged.append(number)
     if damaged:
         _logger.warning("%s: %d damaged lines were left out, the first is line %d", path, len(damaged), damaged[0])
-    return records
 
 
 def last_records(path: Path, *, max_lines: int = NUM_KEPT) -> dict[str, dict[str, Any]]:

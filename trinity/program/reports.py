@@ -17,7 +17,8 @@ from trinity.launch.stage import StageResult
 from trinity.monitor.jsonl import read_metrics
 from trinity.monitor.monitor import METRICS_FILE, RESERVED
 from trinity.program.events import EVALUATION
-from trinity.quickstart.summary import StageRun, Summary, latest_hf_model, summarize
+from trinity.quickstart.summary import StageRun, Summary, summarize
+from trinity.summary.facts import latest_hf_model
 
 if TYPE_CHECKING:
     from trinity.buffer.store.types import Fates

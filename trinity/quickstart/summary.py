@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trinity.monitor import headline
 from trinity.monitor.jsonl import read_metrics
+from trinity.summary.curves import read_curves
+from trinity.summary.facts import CURVE_NAME, PAGE_NAME, SUMMARY_NAME, latest_hf_model
+from trinity.summary.picture import drawn, panel_of
+from trinity.summary.table import command
+from trinity.utils.disk import write_atomically
 
 if TYPE_CHECKING:
     from trinity.common.config import Plan
-
-SUMMARY_NAME = "summary.json"
-CURVE_NAME = "learning_curve.png"
-
-Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -70,41 +67,6 @@ class Summary:
     run_seconds: float
     tokens_per_second: float | None
     stages: tuple[StageSummary, ...]
-
-
-@dataclass(frozen=True)
-class StageCurves:
-    """The curves of a stage's `metrics.jsonl` over its steps."""
-
-    loss: Points
-    reward: Points
-    accuracy: Points
-    num_steps: int
-    num_tokens: float
-
-
-def read_curves(job_dir: Path) -> StageCurves:
-    """Return the curves of a stage; empty ones if it wrote no metrics."""
-    records = read_metrics(job_dir / "metrics.jsonl")
-    trained = [record for record in records if headline.loss(record) is not None]
-    return StageCurves(
-        loss=_points(records, headline.loss),
-        reward=_points(records, headline.reward),
-        accuracy=_points(records, headline.accuracy),
-        num_steps=max((record["step"] for record in trained), default=0),
-        num_tokens=sum(headline.num_tokens(record) or 0.0 for record in records),
-    )
-
-
-def _points(records: list[dict[str, Any]], read: Any) -> Points:
-    values = [(int(record["step"]), read(record)) for record in records]
-    return sorted((step, value) for step, value in values if value is not None)
-
-
-def latest_hf_model(job_dir: Path) -> Path | None:
-    """Return the Hugging Face folder of the newest checkpoint that has one."""
-    found = [path for path in job_dir.glob("global_step_*/actor/huggingface") if (path / "config.json").exists()]
-    return max(found, key=lambda path: int(path.parts[-3].removeprefix("global_step_")), default=None)
 
 
 def summarize(stages: Sequence[StageRun], *, seed: int, initial_accuracy: float | None = None) -> Summary:
@@ -213,32 +175,10 @@ def write_curve(summary: Summary, directory: Path) -> Path:
 
     Returns the path of the PNG.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0 * max(len(summary.stages), 1), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, max(len(summary.stages), 1), squeeze=False)[0]
-    for axis, stage in zip(axes, summary.stages, strict=False):
-        _draw_stage(axis, stage.name, read_curves(Path(stage.job_dir)))
+    panels = [panel_of(stage.name, read_curves(Path(stage.job_dir))) for stage in summary.stages]
     path = directory / CURVE_NAME
-    figure.savefig(path, dpi=120)
+    write_atomically(path, drawn(panels))
     return path
-
-
-def _draw_stage(axis: Any, name: str, curves: StageCurves) -> None:
-    axis.set_title(name)
-    axis.set_xlabel("step")
-    if curves.reward or curves.accuracy:
-        axis.plot(*zip(*curves.reward, strict=True), label="reward (sampled)", alpha=0.7) if curves.reward else None
-        axis.plot(*zip(*curves.accuracy, strict=True), "o-", label="held-out accuracy (greedy)")
-        axis.set_ylim(0.0, 1.05)
-    elif curves.loss:
-        axis.plot(*zip(*curves.loss, strict=True), label="loss")
-        axis.set_yscale("log")
-    axis.grid(alpha=0.3)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend()
 
 
 def next_steps(summary: Summary, config: Path) -> list[str]:
@@ -250,19 +190,7 @@ def next_steps(summary: Summary, config: Path) -> list[str]:
         lines.append(f"metrics      {Path(summary.stages[-1].job_dir) / 'metrics.jsonl'}")
         models = [stage.hf_model for stage in summary.stages if stage.hf_model]
         lines.extend(f"model        {model}" for model in models[-1:])
+        lines.append(f"report       {Path(summary.stages[-1].job_dir) / PAGE_NAME}")
         lines.append(f"logs         {Path(summary.stages[-1].job_dir) / 'log'}")
     lines.append(f"run again    {command('trinity')} run --config {config}    (goes on from the last checkpoint)")
     return lines
-
-
-def command(name: str) -> str:
-    """Return how to call a program of this environment.
-
-    Returns its name if the shell finds that program, otherwise its path.
-    """
-    own = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    if not own.exists() or (found is not None and Path(found).samefile(own)):
-        return name
-    here = Path.cwd()
-    return str(own.relative_to(here) if own.is_relative_to(here) else own)

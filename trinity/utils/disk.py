@@ -73,16 +73,16 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(one))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` atomically.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace what `path` holds by `content` atomically.
 
     A reader sees the old or the new content, also after a crash.
     """
     path.parent.mkdir(exist_ok=True)
     temporary = _made_aside(path)
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

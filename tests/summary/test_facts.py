@@ -1,0 +1,107 @@
+"""The figures of a job, from metrics as runs write them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.summary.jobs import ACCURACY, REWARD, made_job, monitor
+from trinity.summary.curves import StageCurves, ends, read_curves, thinned
+from trinity.summary.facts import (
+    OF_EVALUATION,
+    OF_TENTHS,
+    BestStep,
+    Change,
+    JobSummary,
+    KeptCheckpoint,
+    best_step,
+    changes,
+    kept_checkpoints,
+)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_job(tmp_path_factory.mktemp("jobs") / "job")
+
+
+def test_an_evaluation_counts_by_its_first_and_last_and_a_reward_by_tenths(job: Path) -> None:
+    found = {each.metric: each for each in changes(read_curves(job))}
+    assert list(found) == [ACCURACY, "eval/held/reward/mean@1", REWARD, "response_length/mean"]
+    assert found[ACCURACY] == Change(ACCURACY, 0.2, 0.7, OF_EVALUATION, 0, 20)
+    # A tenth of 20 steps is 2 of them: (0.01 + 0.02) / 2 and (0.19 + 0.20) / 2.
+    assert found[REWARD] == Change(REWARD, pytest.approx(0.015), pytest.approx(0.195), OF_TENTHS, 1, 20)
+
+
+def test_a_loss_says_something_only_where_nothing_is_explored(tmp_path: Path) -> None:
+    trainer = monitor(tmp_path, "trainer")
+    for step in (1, 2, 3):
+        trainer.log({"actor/sft_loss": 4.0 - step, "actor/final_loss": 9.0}, step)
+    curves = read_curves(tmp_path)
+    assert changes(curves) == (Change("actor/sft_loss", 3.0, 1.0, OF_TENTHS, 1, 3),)
+    assert best_step(curves, ()) is None
+
+
+def test_totals_of_a_job(job: Path) -> None:
+    curves = read_curves(job)
+    assert curves.seconds == {"explore": 10.0, "train": 5.0, "sync": 2.5}
+    assert (curves.num_tokens, curves.num_generated, curves.counts) == (1000.0, 2000, {"truncated_responses": 10})
+    assert (curves.num_steps, curves.has_fates) == (20, False)
+
+
+def test_engines_that_start_again_count_from_nothing_and_explorers_count_together(tmp_path: Path) -> None:
+    for actor, totals in {"explorer": (10, 30, 5), "explorer_2": (7, 8, 9)}.items():
+        log = monitor(tmp_path, actor)
+        for step, total in enumerate(totals, start=1):
+            log.log({"perf/engine/generated_tokens": total, REWARD: 1.0 if actor == "explorer" else 0.0}, step)
+    curves = read_curves(tmp_path)
+    assert curves.num_generated == 30 + 5 + 9
+    assert curves.reward == [(1, 0.5), (2, 0.5), (3, 0.5)]
+
+
+def test_the_best_step_is_the_first_with_the_highest_score_and_has_the_checkpoint_of_its_weights(job: Path) -> None:
+    curves, kept = read_curves(job), kept_checkpoints(job)
+    assert [(each.step, each.has_hf_weights) for each in kept] == [(10, False), (20, True)]
+    assert best_step(curves, kept) == BestStep(ACCURACY, 0.9, 10, 10, str(job / "global_step_10"))
+    assert best_step(curves, kept[1:]) == BestStep(ACCURACY, 0.9, 10, 10, None)
+    level = StageCurves(reward=[(1, 0.5), (2, 0.7), (3, 0.7)], reward_name=REWARD)
+    assert best_step(level, kept) == BestStep(REWARD, 0.7, 2, None, None)
+    known = StageCurves(reward=level.reward, reward_name=REWARD, versions={"rollout/model_version": {2: 1}})
+    assert best_step(known, [KeptCheckpoint(1, "one", False)]) == BestStep(REWARD, 0.7, 2, 1, "one")
+
+
+def test_scores_of_mode_bench_count_where_there_are_no_others() -> None:
+    scores = {"bench/b/reward/mean@1": [(0, 0.1), (8, 0.3)], "bench/a/accuracy/mean@4": [(0, 0.2), (8, 0.1)]}
+    assert StageCurves(evaluations=scores).main_evaluation == "bench/a/accuracy/mean@4"
+    both = scores | {"eval/c/own/mean@1": [(0, 0.0)]}
+    assert StageCurves(evaluations=both).main_evaluation == "eval/c/own/mean@1"
+
+
+def test_a_long_curve_is_thinned_to_means_and_a_short_one_stays() -> None:
+    points = [(step, float(step)) for step in range(100_000)]
+    found = thinned(points, 400)
+    # Of 250 steps each: the first are 0 to 249, whose mean is 124.5.
+    assert len(found) == 400 and found[0] == (125, 124.5) and found[-1] == (99_875, 99_874.5)
+    assert thinned(points[:400], 400) == points[:400]
+    assert ends(points[:1]) == (0.0, 0.0)
+
+
+def test_the_file_gives_the_summary_back_and_another_schema_is_refused() -> None:
+    change, kept = Change(ACCURACY, 0.1, 0.2, OF_EVALUATION, 0, 3), KeptCheckpoint(3, "/job/global_step_3", True)
+    best = BestStep(ACCURACY, 0.2, 3, 3, kept.path)
+    summary = JobSummary(1, "/job", None, "done", "", 3, 3, 1.0, (change,), best, (kept,), notes=("n",))
+    assert JobSummary.of_text(summary.text()) == summary
+    for text in (summary.text().replace('"schema": 1', '"schema": 2'), "[]", "{", '{"schema": 1}'):
+        with pytest.raises(ValueError):
+            JobSummary.of_text(text)
+
+
+@pytest.mark.parametrize("name", ["docs/running.md", "docs/running.zh.md"])
+def test_the_pages_name_every_key_of_the_file(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    table = text.partition("\n### `summary.json`\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE) == [each.name for each in fields(JobSummary)]
