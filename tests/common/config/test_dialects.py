@@ -330,6 +330,17 @@ def test_long_sequences_get_the_values_that_fit_them() -> None:
     }
 
 
+@pytest.mark.parametrize(("engine", "response", "is_told"), [("vllm", 6452, True), ("vllm", 6000, False),
+                                                             ("torch", 6452, False)])  # fmt: skip
+def test_a_budget_that_is_not_written_is_suggested_where_vllm_reads_it(
+    engine: str, response: int, is_told: bool
+) -> None:
+    changes = ["data.max_prompt_length=2048", f"data.max_response_length={response}", "trainer.n_gpus_per_node=8"]
+    problems = planned(SMALL, *changes, f"actor_rollout_ref.rollout.name={engine}")[1]
+    hints = [problem.suggestion for problem in problems if problem.code == "W1946"]
+    assert hints == ["write `actor_rollout_ref.rollout.max_num_batched_tokens: 8500`"] * is_told
+
+
 def test_addresses_of_a_verl_file_are_ours() -> None:
     changes = [
         "data.train_files=[hdfs://nn/a.parquet,s3://bucket/b.parquet]",
