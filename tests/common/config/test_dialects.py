@@ -317,6 +317,25 @@ def test_a_verl_file_below_trainer_config_gets_the_right_place_for_each_key(exam
     assert said["actor_rollout_ref.model.fused_kernel_options.impl_backend"][0] == "W1902"
 
 
+def test_all_of_a_pasted_file_is_answered(examined: Examine) -> None:
+    def answered(written: Any) -> dict[str, tuple[str, str | None]]:
+        problems = examined(MINIMAL + yaml.safe_dump({"trainer": {"trainer_config": written}}))[1]
+        return {p.key.removeprefix("trainer.trainer_config."): (p.code, p.suggestion) for p in problems}
+
+    said = answered({"trainer": {"logger": ["console", "wandb"]}, "reward_model": {"reward_manager": "dapo"}})
+    assert said["trainer.logger"] == ("E1816", "write `monitor.monitor_type`")
+    assert said["reward_model.reward_manager"][0] == "E1900"
+    said = answered(yaml.safe_load(VERL.read_text()))
+    assert "E1402" not in {code for code, _ in said.values()}
+    assert said["trainer.default_local_dir"] == ("E1816", "write `checkpoint_root_dir`")
+    said = answered(yaml.safe_load(MODELARTS.read_text()))
+    assert "E1203" not in {code for code, _ in said.values()}
+    assert said["af_output_dir"] == ("E1205", "write `checkpoint_root_dir`")
+    assert said["backend_config.data.train_files"] == ("E1205", "write `buffer.explorer_input.taskset`")
+    nested = answered({"backend_config": {"data": {"train_files": "a"}}})
+    assert nested["backend_config"][0] == "E1205" and "one level up" in str(nested["backend_config"][1])
+
+
 def test_long_sequences_get_the_values_that_fit_them() -> None:
     changes = ["data.max_prompt_length=2048", "data.max_response_length=16384", "trainer.n_gpus_per_node=16"]
     changes += ["actor_rollout_ref.rollout.name=vllm", "+actor_rollout_ref.rollout.max_num_batched_tokens=8192"]

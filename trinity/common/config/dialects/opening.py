@@ -23,15 +23,13 @@ from trinity.common.config.dialects.modelarts import (
 from trinity.common.config.dialects.table import by_name, children
 from trinity.common.config.dialects.translation import Translation
 from trinity.common.config.given import ConfigSource, read_source
-from trinity.common.config.interpolation import resolve_interpolations
+from trinity.common.config.interpolation import SHARED_WITH_VERL, resolve_interpolations
 from trinity.common.config.overrides import apply_overrides, parse_path
 from trinity.common.config.problems import Finding
 from trinity.common.config.schema_index import annotation_at
 from trinity.common.config.tree import Path, Tree, dotted
 
 VERL, MODELARTS = "veRL", "ModelArts"
-_SHARED = ("trainer", "algorithm")
-"""Sections that are called the same here."""
 _CERTAIN = ("actor_rollout_ref", "data", "defaults")
 
 
@@ -108,7 +106,7 @@ def is_foreign(override: str) -> bool:
     if path is None:
         return False
     first = path[0]
-    if first in _SHARED:
+    if first in SHARED_WITH_VERL:
         return name in by_name() or annotation_at(path) is None
     return first in children()[""]
 
