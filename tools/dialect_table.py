@@ -46,7 +46,12 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
   `custom_reward_function`.
 - **Problems** name the key that the file has. A key that veRL does not know is an error with the key that was meant
   (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that changes nothing is told
-  (W1940); an older name is understood (W1942).
+  (W1940), also where another key of the file switches it off; an older name is understood (W1942); null counts as
+  absent, and it is told what that means (W1941). What a file has of veRL's own defaults, and nobody chose, is told in
+  one line (W1943), and each of it by `trinity convert config`.
+- **Before a run** `trinity validate` also looks at the first rows: a column that names the scorer must be there
+  (E4004), each source must have a scorer here (E5136), the function of `custom_reward_function` must be in its file,
+  which is read and not executed (E5137), and the folder of `resume_from_path` must exist (E7058).
 - **Metrics** are also under veRL's names (`monitor.verl_names: true`): `timing_s/*`, `critic/score/*`, `actor/pg_loss`,
   `response_length/*` and the like. Fractions such as `actor/pg_clipfrac` are over all tokens of a step, not means over
   micro-batches, and `perf/throughput` counts the tokens of all devices together. `val-core/*` is under `eval/*`.
@@ -86,7 +91,12 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **数据行**就是 veRL 的 parquet：`prompt` 里的消息、`data_source`、`reward_model.ground_truth`、`extra_info`、
   `images`。内置 gsm8k、MATH、DAPO 和 geometry3k 的评分；其他的用 `custom_reward_function` 给出。
 - **问题**指出文件里写的那个键。veRL 不认识的键是错误，并给出原本想写的键（E1941）；做不到的，带理由和办法地拒绝
-  （E1940）；什么也不改变的会告知（W1940）；旧名字认得（W1942）。
+  （E1940）；什么也不改变的会告知（W1940），被文件里另一个键关掉的也一样；旧名字认得（W1942）；null 等于没写，
+  并会告知这意味着什么（W1941）。文件里属于 veRL 自带默认值、并非有意选择的，只用一行告知（W1943），
+  `trinity convert config` 逐一列出。
+- **运行之前**，`trinity validate` 还会看前几行数据：指明评分方式的列必须存在（E4004），每个来源在这里都要有评分
+  （E5136），`custom_reward_function` 的函数必须在它的文件里（只读取文件，不执行；E5137），`resume_from_path` 的目录
+  必须存在（E7058）。
 - **指标**也记在 veRL 的名字下（`monitor.verl_names: true`）：`timing_s/*`、`critic/score/*`、`actor/pg_loss`、
   `response_length/*` 等。`actor/pg_clipfrac` 这样的比例按一步的全部 token 计算，不是微批均值的均值；`perf/throughput`
   是所有设备合计的 token 数。`val-core/*` 对应 `eval/*`。`trainer.logger` 可以写多个监视器。

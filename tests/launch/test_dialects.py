@@ -96,3 +96,20 @@ def test_what_a_foreign_file_leaves_out_means_the_same_afterwards(tmp_path: Path
     assert before.monitor.monitor_type == after.monitor.monitor_type != ""
     assert before.trainer.checkpoint_upload_dir == after.trainer.checkpoint_upload_dir
     assert before.buffer.explorer_input.taskset == after.buffer.explorer_input.taskset
+
+
+def test_a_run_without_names_keeps_those_that_it_has(tmp_path: Path) -> None:
+    values = open_source(SMALL, ["+trainer.default_hdfs_dir=s3://bucket/runs"]).tree.values
+    del values["project"], values["name"]
+    values["checkpoint_root_dir"] = "/runs"
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(yaml.safe_dump(values))
+    before = planned(ours)[0]
+    for to in ("verl", "modelarts"):
+        made = to_foreign(ours, ["buffer.explorer_input.eval_tasksets[0].path=c.parquet"], to=to)
+        assert made.problems == [] and "None" not in made.text
+        after = planned(yaml.safe_load(made.text))[0]
+        assert (after.project, after.name, after.trainer.checkpoint_upload_dir) == (
+            before.project, before.name, "s3://bucket/runs"
+        )  # fmt: skip
+        assert after.checkpoint_job_dir == before.checkpoint_job_dir

@@ -317,6 +317,25 @@ def test_a_verl_file_below_trainer_config_gets_the_right_place_for_each_key(exam
     assert said["actor_rollout_ref.model.fused_kernel_options.impl_backend"][0] == "W1902"
 
 
+def test_all_of_a_pasted_file_is_answered(examined: Examine) -> None:
+    def answered(written: Any) -> dict[str, tuple[str, str | None]]:
+        problems = examined(MINIMAL + yaml.safe_dump({"trainer": {"trainer_config": written}}))[1]
+        return {p.key.removeprefix("trainer.trainer_config."): (p.code, p.suggestion) for p in problems}
+
+    said = answered({"trainer": {"logger": ["console", "wandb"]}, "reward_model": {"reward_manager": "dapo"}})
+    assert said["trainer.logger"] == ("E1816", "write `monitor.monitor_type`")
+    assert said["reward_model.reward_manager"][0] == "E1900"
+    said = answered(yaml.safe_load(VERL.read_text()))
+    assert "E1402" not in {code for code, _ in said.values()}
+    assert said["trainer.default_local_dir"] == ("E1816", "write `checkpoint_root_dir`")
+    said = answered(yaml.safe_load(MODELARTS.read_text()))
+    assert "E1203" not in {code for code, _ in said.values()}
+    assert said["af_output_dir"] == ("E1205", "write `checkpoint_root_dir`")
+    assert said["backend_config.data.train_files"] == ("E1205", "write `buffer.explorer_input.taskset`")
+    nested = answered({"backend_config": {"data": {"train_files": "a"}}})
+    assert nested["backend_config"][0] == "E1205" and "one level up" in str(nested["backend_config"][1])
+
+
 def test_long_sequences_get_the_values_that_fit_them() -> None:
     changes = ["data.max_prompt_length=2048", "data.max_response_length=16384", "trainer.n_gpus_per_node=16"]
     changes += ["actor_rollout_ref.rollout.name=vllm", "+actor_rollout_ref.rollout.max_num_batched_tokens=8192"]
@@ -328,6 +347,17 @@ def test_long_sequences_get_the_values_that_fit_them() -> None:
         budget: f"write `{budget}: 18432`",
         sequences: f"write `{sequences}: 8` if the memory is too small",
     }
+
+
+@pytest.mark.parametrize(("engine", "response", "is_told"), [("vllm", 6452, True), ("vllm", 6000, False),
+                                                             ("torch", 6452, False)])  # fmt: skip
+def test_a_budget_that_is_not_written_is_suggested_where_vllm_reads_it(
+    engine: str, response: int, is_told: bool
+) -> None:
+    changes = ["data.max_prompt_length=2048", f"data.max_response_length={response}", "trainer.n_gpus_per_node=8"]
+    problems = planned(SMALL, *changes, f"actor_rollout_ref.rollout.name={engine}")[1]
+    hints = [problem.suggestion for problem in problems if problem.code == "W1946"]
+    assert hints == ["write `actor_rollout_ref.rollout.max_num_batched_tokens: 8500`"] * is_told
 
 
 def test_addresses_of_a_verl_file_are_ours() -> None:

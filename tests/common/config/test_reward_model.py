@@ -37,7 +37,7 @@ def test_the_published_section_is_accepted(examined: Examine, enable: str) -> No
 
 
 def test_a_section_that_is_off_needs_nothing(examined: Examine) -> None:
-    assert examined(MINIMAL, f"{SECTION}.use_dynamic_bsz=true", f"{SECTION}.reward_manager=dapo")[1] == []
+    assert examined(MINIMAL, f"{SECTION}.use_dynamic_bsz=true", f"{SECTION}.max_length=7")[1] == []
 
 
 ROWS = [

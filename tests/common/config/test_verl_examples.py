@@ -10,6 +10,7 @@ from tests.cli.test_validate import app, runner
 from tests.common.config.test_dialects import SEEDS, SMALL, codes, planned, put
 from tests.common.config.verl_examples import EXAMPLES
 from trinity.common.config.dialects import open_source
+from trinity.common.config.dialects.showing import converted
 
 DEFAULTS = {"defaults": ["ppo_trainer"]}
 
@@ -36,9 +37,37 @@ def test_a_published_command_is_accepted_as_it_is(name: str) -> None:
 
 def test_the_file_with_all_keys_of_verl_and_their_defaults_is_accepted() -> None:
     config, problems = planned(SEEDS / "verl_0_9_defaults.yaml", "actor_rollout_ref.rollout.name=vllm")
-    told = [(p.code, p.key) for p in problems if p.is_error or p.code in ("E1900", "E1941", "W1941")]
-    assert told == [("W1941", "trainer.n_gpus_per_node"), ("W1941", "trainer.save_freq")]
+    told = [(p.code, p.key) for p in problems]
+    assert told == [
+        ("W1943", "actor_rollout_ref.actor.optim.clip_grad"), ("W1941", "trainer.n_gpus_per_node"),
+        ("W1941", "trainer.save_freq"),
+    ]  # fmt: skip
     assert config.algorithm.advantage_fn == "verl_gae" and config.buffer.batch_size == 1024
+
+
+def test_what_nobody_chose_is_told_together_and_what_was_chosen_by_itself() -> None:
+    file = SEEDS / "verl_0_9_defaults.yaml"
+    chosen = ["actor_rollout_ref.actor.use_torch_compile=false", "actor_rollout_ref.rollout.agent.num_workers=4"]
+    chosen += ["critic.optim.clip_grad=0.5", "+actor_rollout_ref.rollout.name=torch", "trainer.n_gpus_per_node=0"]
+    opened = open_source(file, chosen)
+    told = {problem.key: problem.code for problem in opened.problems}
+    together = next(problem for problem in opened.problems if problem.code == "W1943")
+    assert opened.translation is not None and opened.translation.shipped[0].key == together.key
+    assert together.message.startswith(f"{len(opened.translation.shipped)} values")
+    assert str(file) in str(together.suggestion)
+    alone = {key: code for key, code in told.items() if code in ("W1940", "W1942")}
+    assert alone == {
+        "actor_rollout_ref.actor.use_torch_compile": "W1940", "actor_rollout_ref.rollout.agent": "W1940",
+        "critic.optim.clip_grad": "W1942",
+    }  # fmt: skip
+    text = converted(opened)
+    assert all(f"# {problem.key}: " in text for problem in opened.translation.shipped)
+
+
+def test_what_a_file_takes_from_another_key_was_not_chosen() -> None:
+    actor = {**SMALL["actor_rollout_ref"]["actor"], "rollout_n": "${actor_rollout_ref.rollout.n}"}
+    values = {**SMALL, "actor_rollout_ref": {**SMALL["actor_rollout_ref"], "actor": actor}}
+    assert {problem.code for problem in open_source(values).problems} == {"W1943"}
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def _is_unused(resolution: Resolution, path: Path) -> bool:
     trainer = resolution.config.trainer
     if path[:3] == path_of(CRITIC) and not may_read_values(resolution):
         return True
-    if path[:3] == path_of(REWARD_MODEL) and not trainer.trainer_config.reward_model.enable:
+    is_scored = trainer.trainer_config.reward_model.enable or path == path_of(REWARD_MODEL.reward_manager)
+    if path[:3] == path_of(REWARD_MODEL) and not is_scored:
         return True
     if "megatron" in path and trainer.trainer_strategy != "megatron":
         return True

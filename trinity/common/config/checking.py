@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from trinity.common.config.base import Section
 from trinity.common.config.config import Config
+from trinity.common.config.dialects.modelarts import BACKEND, OUTPUT, verl_name_of
 from trinity.common.config.dialects.table import row_of
 from trinity.common.config.foreign import known_elsewhere
 from trinity.common.config.interpolation import VERL_ROOT
@@ -230,9 +231,17 @@ def _verl_key(tree: Tree, path: Path) -> Finding | None:
 
     It has another place here (E1205), is refused (E1940), or changes nothing (W1940). None: veRL has no such key.
     """
-    name = dotted(path[2:])
-    value = tree.get(path) if path[:2] == VERL_ROOT and len(path) > 2 else None
-    row = row_of(name) if path[:2] == VERL_ROOT and len(path) > 2 else None
+    if path[:2] != VERL_ROOT or len(path) < 3:
+        return None
+    name, value = verl_name_of(dotted(path[2:])), tree.get(path)
+    if name == OUTPUT:
+        message = f"unknown key `{dotted(path)}`: here this ModelArts key has another place"
+        return tree.problem("E1205", path, message, suggestion="write `checkpoint_root_dir`", value=value)
+    if name == BACKEND:
+        message = f"unknown key `{dotted(path)}`: it is ModelArts' form of a veRL file"
+        way_out = "put what is in it one level up, or run the file as it is: all of it stands on its own top level"
+        return tree.problem("E1205", path, message, suggestion=way_out, value=value)
+    row = row_of(name)
     if row is not None and row.name != name and model_at(path[:-1]) is not None:
         row = None  # of a section whose keys are known here
     if row is None and isinstance(value, dict) and value:

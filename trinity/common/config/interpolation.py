@@ -25,6 +25,8 @@ _NODE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.\[\]]*)\s*\}")
 _ENV = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)")
 _PART = re.compile(r"[^.\[\]]+")
 VERL_ROOT: Path = ("trainer", "trainer_config")
+SHARED_WITH_VERL = ("trainer", "algorithm")
+"""Sections that are called the same in veRL's files."""
 
 
 def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tree, list[Finding]]:
@@ -130,11 +132,27 @@ def _source(tree: Tree, good: list[Path], *, bad: list[Path]) -> Any:
         copy.drop(path)
     for path in good:
         for target in references(tree.get(path)):
+            _add_below_verl(copy, target)
             _add_default(copy, target)
     verl = _leaf(copy, VERL_ROOT)
     for name in verl if isinstance(verl, dict) else ():
         copy.values.setdefault(name, verl[name])
     return OmegaConf.create(copy.values)
+
+
+def _add_below_verl(copy: Tree, target: Path) -> None:
+    """Insert a key of veRL's section that is referenced as in veRL's file.
+
+    Of a section that is called the same here: the others are found as a whole.
+    """
+    value = _leaf(copy, (*VERL_ROOT, *target))
+    if target[0] not in SHARED_WITH_VERL or value is None or _leaf(copy, target) is not None:
+        return
+    node: Any = copy.values
+    for part in target[:-1]:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else {}
+    if isinstance(node, dict):
+        node[target[-1]] = value
 
 
 def _add_default(copy: Tree, target: Path) -> None:

@@ -17,6 +17,7 @@ from trinity.common.config.dialects.modelarts import BACKEND, OUTPUT
 from trinity.common.config.dialects.releases import AVERAGING
 from trinity.common.config.dialects.table import by_name
 from trinity.common.config.overrides import parse_path
+from trinity.common.config.schema_index import default_at
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _LOSS, _ADVANTAGE = "algorithm.policy_loss_fn_args", "algorithm.advantage_fn_args"
@@ -172,7 +173,11 @@ def _kl(get: Get) -> Iterator[tuple[str, Any]]:
 
 
 def _loop(get: Get) -> Iterator[tuple[str, Any]]:
-    project, name, root = get("project"), get("name"), get("checkpoint_root_dir")
+    # An absent name is ours, which differs from veRL's.
+    project, name = (get(key) or default_at((key,))[1] for key in ("project", "name"))
+    yield "trainer.project_name", project
+    yield "trainer.experiment_name", name
+    root = get("checkpoint_root_dir")
     if root is not None:
         yield "trainer.default_local_dir", str(PurePath(str(root)) / str(project) / str(name))
     warmup = get("trainer.critic_warmup")

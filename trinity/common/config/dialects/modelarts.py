@@ -53,6 +53,13 @@ def unwrapped(tree: Tree) -> tuple[Tree, list[Finding]]:
     return result, problems
 
 
+def verl_name_of(name: str) -> str:
+    """Return veRL's name of a dotted key of ModelArts, or the name itself."""
+    name = name.removeprefix(f"{BACKEND}.")
+    inside = name.removeprefix(f"{ENGINE}.")
+    return name if inside == name else f"{dotted(_INSIDE)}.{inside}"
+
+
 def _words(path: Path) -> tuple[str, ...]:
     return tuple(word for part in path for word in str(part).split("."))
 

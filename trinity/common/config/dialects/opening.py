@@ -23,15 +23,13 @@ from trinity.common.config.dialects.modelarts import (
 from trinity.common.config.dialects.table import by_name, children
 from trinity.common.config.dialects.translation import Translation
 from trinity.common.config.given import ConfigSource, read_source
-from trinity.common.config.interpolation import resolve_interpolations
+from trinity.common.config.interpolation import SHARED_WITH_VERL, resolve_interpolations
 from trinity.common.config.overrides import apply_overrides, parse_path
 from trinity.common.config.problems import Finding
 from trinity.common.config.schema_index import annotation_at
-from trinity.common.config.tree import Path, Tree
+from trinity.common.config.tree import Path, Tree, dotted
 
 VERL, MODELARTS = "veRL", "ModelArts"
-_SHARED = ("trainer", "algorithm")
-"""Sections that are called the same here."""
 _CERTAIN = ("actor_rollout_ref", "data", "defaults")
 
 
@@ -108,7 +106,7 @@ def is_foreign(override: str) -> bool:
     if path is None:
         return False
     first = path[0]
-    if first in _SHARED:
+    if first in SHARED_WITH_VERL:
         return name in by_name() or annotation_at(path) is None
     return first in children()[""]
 
@@ -120,11 +118,13 @@ def _translated(tree: Tree, dialect: str) -> tuple[Translation, list[Finding]]:
     if any("${" in str(tree.get(path)) for path in tree.leaves()):
         resolved, problems = resolve_interpolations(_with_referenced(tree))
         resolved = _without_added(resolved, tree)
-    translation = Translation(resolved, DEFAULTS if dialect == MODELARTS else {})
+    referring = frozenset(dotted(path) for path in tree.leaves() if "${" in str(tree.get(path)))
+    translation = Translation(resolved, DEFAULTS if dialect == MODELARTS else {}, referring=referring)
     translation.read()
     translation.apply_rows()
     for convert in CONVERSIONS.values():
         convert(translation)
+    translation.tell_shipped()
     if dialect != MODELARTS:
         for name in wrapper:
             way_out = "write `trainer.default_local_dir`" if name == OUTPUT else "write the key that is in it"

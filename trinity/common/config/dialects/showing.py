@@ -9,6 +9,7 @@ import yaml
 
 from trinity.common.config.dialects.foreign_key import Fate
 from trinity.common.config.dialects.opening import Opened
+from trinity.common.config.dialects.translation import Translation
 from trinity.common.config.reading import IMPLICIT_RESOLVERS
 from trinity.common.config.tree import Origin, Path, Tree, dotted
 
@@ -31,7 +32,12 @@ def converted(opened: Opened) -> str:
     lines = list(_lines(opened.tree, opened.tree.values, (), indent=0))
     translation = opened.translation
     rest = [] if translation is None else list(_rest(translation.became))
-    return "\n".join([*lines, *(["", "# Keys that have no place here:", *rest] if rest else [])]) + "\n"
+    lines += ["", "# Keys that have no place here:", *rest] if rest else []
+    shipped = [] if translation is None else list(_shipped(translation))
+    lines += ["", "# Values that are veRL's own, of which nothing comes, or whose keys have newer names:", *shipped] * (
+        len(shipped) > 0
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _lines(tree: Tree, values: Any, path: Path, *, indent: int) -> Iterator[str]:
@@ -70,3 +76,11 @@ def _rest(became: Any) -> Iterator[str]:
     for each in became:
         if each.fate in (Fate.HARMLESS, Fate.REFUSED) and each.value is not None:
             yield f"# {each.written}: {_written(each.value)}  ({each.why})"
+
+
+def _shipped(translation: Translation) -> Iterator[str]:
+    """Yield what is told together of the file, apart from what has a line."""
+    shown = {each.written for each in translation.became if each.fate in (Fate.HARMLESS, Fate.REFUSED)}
+    for finding in translation.shipped:
+        if finding.key not in shown:
+            yield f"# {finding.key}: {_written(finding.value)}  ({finding.message})"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity.common.config.dialects.foreign_key import KINDS, UNSET, Fate, ForeignKey
+from trinity.common.config.dialects.shipped import SHIPPED, is_as_shipped
 from trinity.common.config.dialects.spelling import strays, unknown, written_path
 from trinity.common.config.dialects.table import by_name, is_section, row_of
 from trinity.common.config.overrides import parse_path
@@ -15,6 +16,7 @@ from trinity.common.config.problems import Finding, described
 from trinity.common.config.schema_index import default_at
 from trinity.common.config.tree import Origin, Path, Tree, dotted
 
+_OF_FILES = ("W1940", "W1942")
 FOREIGN = "foreign"
 """Kind of the origin of a value that a foreign key gave; `written` is that key."""
 
@@ -54,6 +56,8 @@ class Translation:
         problems: what cannot be, and what is told.
         became: the written keys in their order.
         sources: the foreign keys that gave each of our keys.
+        shipped: what would be told of values that are veRL's own defaults, or follow another key of the file.
+        referring: the keys whose values are interpolations in the file.
     """
 
     foreign: Tree
@@ -62,6 +66,8 @@ class Translation:
     problems: list[Finding] = field(default_factory=list)
     became: list[Became] = field(default_factory=list)
     sources: dict[str, list[str]] = field(default_factory=dict)
+    shipped: list[Finding] = field(default_factory=list)
+    referring: frozenset[str] = frozenset()
     _written: dict[str, tuple[Any, Origin | None]] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -104,7 +110,8 @@ class Translation:
 
     def _note(self, row: ForeignKey, name: str, value: Any, origin: Origin | None) -> None:
         if row.fate is Fate.OLDER:
-            self.tell("W1942", name, f"`{self.spelt(name, origin)}` is an older name of {row.newer}", origin=origin)
+            self.tell("W1942", name, f"`{self.spelt(name, origin)}` is an older name of {row.newer}", origin=origin,
+                      value=value)  # fmt: skip
             before = self._written.get(row.newer)
             if value is None:
                 return
@@ -273,8 +280,11 @@ class Translation:
         origin = origin or self._written.get(name, (None, None))[1]
         details.setdefault("value", self._written.get(name, (None, None))[0])
         key = self.spelt(name, origin)
+        is_in_file = origin is not None and origin.line is not None  # an override was chosen
+        is_shipped = code in _OF_FILES and is_in_file and self._is_shipped(name, details["value"])
+        problems = self.shipped if is_shipped else self.problems
         if origin is None:
-            self.problems.append(Finding(code, key, message, **details))
+            problems.append(Finding(code, key, message, **details))
             return
         place: dict[str, Any] = {
             "file": origin.file,
@@ -282,7 +292,23 @@ class Translation:
             "column": origin.column,
             "source_line": origin.text,
         }
-        self.problems.append(Finding(code, key, message, **place, **details))
+        problems.append(Finding(code, key, message, **place, **details))
+
+    def _is_shipped(self, name: str, value: Any) -> bool:
+        row = by_name().get(name, _NO_ROW)
+        newer = row.newer or name
+        default = SHIPPED.get(name, SHIPPED.get(newer, by_name().get(newer, _NO_ROW).default))
+        return name in self.referring or is_as_shipped(value, default)
+
+    def tell_shipped(self) -> None:
+        """Tell together what nobody chose (W1943)."""
+        if not self.shipped:
+            return
+        first, count = self.shipped[0], len(self.shipped)
+        names = ", ".join(each.key for each in self.shipped[:3])
+        message = f"{count} values, such as {names}, are veRL's own, and change nothing here or have an older name"
+        way_out = f"`trinity convert config {first.file}` lists them"
+        self.problems.append(Finding("W1943", first.key, message, file=first.file, suggestion=way_out))
 
 
 def _is_below(place: str, to: str) -> bool:

@@ -13,6 +13,7 @@ from trinity.common.config.rules.tasksets import tasksets
 MODEL = KEYS.model
 LORA = present(MODEL.lora_configs)
 ADAPTER = LORA[0]
+VLLM = ("vllm", "vllm_async")
 LONG = 8192
 """Tokens above which a sequence needs settings of its own."""
 TOKENS_A_DEVICE = 2048
@@ -158,15 +159,7 @@ def suggest_long_sequences(resolution: Resolution) -> None:
     longest, response = resolution.get(KEYS.model.max_model_len), resolution.get(KEYS.model.max_response_tokens)
     if longest is None or longest <= LONG or not resolution.explores:
         return
-    budget = part_of(KEYS.explorer.rollout_model.extra_engine_args, "max_num_batched_tokens")
-    given = resolution.config.explorer.rollout_model.extra_engine_args.get("max_num_batched_tokens")
-    if isinstance(given, int) and given < longest:
-        resolution.problem(
-            "W1946",
-            budget,
-            f"`{budget}` ({given}) is less than a sequence of {longest} tokens, which is then computed in pieces",
-            suggestion=f"write `max_num_batched_tokens: {longest}`",
-        )
+    _suggest_engine_budget(resolution, longest)
     shared = KEYS.trainer.ulysses_sequence_parallel_size
     workers, wanted = num_workers(resolution.config), (response or 0) // TOKENS_A_DEVICE
     if (response or 0) > LONG and resolution.get(shared) == 1 and workers > 1:
@@ -176,4 +169,24 @@ def suggest_long_sequences(resolution: Resolution) -> None:
             shared,
             f"`{shared}` is 1, and a response may have {response} tokens: one device holds all that a sequence needs",
             suggestion=f"write `ulysses_sequence_parallel_size: {size}` if the memory is too small",
+        )
+
+
+def _suggest_engine_budget(resolution: Resolution, longest: int) -> None:
+    """Suggest that a prefill pass of vLLM has room for a whole sequence.
+
+    vLLM's own budget depends on its release and the device.
+    """
+    budget = part_of(KEYS.explorer.rollout_model.extra_engine_args, "max_num_batched_tokens")
+    given = resolution.config.explorer.rollout_model.extra_engine_args.get("max_num_batched_tokens")
+    is_vllm = resolution.get(KEYS.explorer.rollout_model.engine_type) in VLLM
+    is_less = isinstance(given, int) and given < longest
+    if is_less or (given is None and is_vllm):
+        own = "not written, so that it is vLLM's own"
+        what = f"({given}) is less" if is_less else f"({own}) may be less"
+        resolution.problem(
+            "W1946",
+            budget,
+            f"`{budget}` {what} than a sequence of {longest} tokens, which is then computed in pieces",
+            suggestion=f"write `max_num_batched_tokens: {longest}`",
         )

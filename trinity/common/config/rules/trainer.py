@@ -169,10 +169,11 @@ def check_schedule(resolution: Resolution) -> None:
 
 def check_derived_keys(resolution: Resolution) -> None:
     """Refuse veRL keys that are set from other keys and differ."""
-    for path in resolution.tree.leaves():
-        place, facts = facts_at(path)
-        source = facts.set_from if place == path else None
-        value = resolution.tree.get(path)
+    for leaf in resolution.tree.leaves():
+        path, facts = facts_at(leaf)
+        # A list is one value, whose first item stands for it.
+        source = facts.set_from if all(part == 0 for part in leaf[len(path) :]) else None
+        value = resolution.tree.get(path) if source is not None else None
         if source is None or value is None or value == default_at(path)[1] or value == -1:
             continue
         key = key_at(path)
