@@ -110,6 +110,25 @@ def test_the_script_that_reads_experiences_runs(run: TinyRun, capsys: pytest.Cap
     assert capsys.readouterr().out.count("row.state='trained'") == 4
 
 
+def test_where_payloads_are_gone_the_script_reads_the_others_and_show_says_it(
+    run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after `buffer.keep_payloads` is reached."""
+    with closing(sqlite3.connect(f"{JOB}/buffer/experience.db")) as database:
+        database.execute("vacuum into 'pruned.db'")
+    with closing(sqlite3.connect("pruned.db")) as database, database:
+        database.execute("delete from experience_blob where id in (select id from experience where trained_step < 5)")
+        database.execute("update experience set payload_bytes = null where trained_step < 5")
+    script = page("docs/running.md").code("python")[0]
+    exec(script.replace(f"{JOB}/buffer/experience.db", "pruned.db"), {})  # noqa: S102
+    assert capsys.readouterr().out.count("row.state='trained'") == 4
+    for step, number in (("4", 8), ("5", 0)):
+        words = ["show", JOB, "--step", step, "--url", "sqlite:///pruned.db"]
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+        assert done.exit_code == 0 and "8 samples" in done.output, done.output
+        assert done.output.count("payload none any more (buffer.keep_payloads)") == number
+
+
 def test_the_script_that_loads_a_checkpoint_runs(run: TinyRun) -> None:
     given: dict[str, object] = {}
     exec(page("docs/running.md").code("python")[1], given)  # noqa: S102

@@ -21,6 +21,7 @@ from tests.tiny_vision import CHAT_TEMPLATE, IMAGE_TOKENS
 from trinity.common.config import Config
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.trial.preview import TasksetPreview, previewed
+from trinity.launch.trial.token_counts import length_ranges
 
 ROWS = [{"question": f"{a}+{a}=", "answer": str(2 * a)} for a in range(5)]
 TWICE = [*ROWS, ROWS[0]]
@@ -99,7 +100,7 @@ def test_rows_of_every_kind_are_measured_alike(
     trained, evaluated = previewed(config, num_shown=1)
     assert (trained.num_rows, trained.num_repeated, len(trained.bad)) == (6, 1, 1)
     assert trained.bad[0].line == {"list": 4}.get(kind, 7) and trained.bad[0].key == "question"
-    assert sum(number for _, _, number in trained.histogram()) == 6 and len(trained.prompts) == 1
+    assert sum(number for _, _, number in length_ranges(trained.lengths)) == 6 and len(trained.prompts) == 1
     assert (evaluated.num_rows, evaluated.overlaps) == (2, {"train": 1})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from trinity.buffer.image_rows import image_fault, with_image_bytes
 from trinity.buffer.prepared_images import open_images
 from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit, write_quarantine
 from trinity.buffer.recorded import RecordedFormatter
-from trinity.buffer.rows import BadRow
+from trinity.buffer.rows import BadRow, DataRow
 from trinity.buffer.selector.data_source import SelectedRows
 from trinity.buffer.selector.selection import Selection, number_columns
 from trinity.buffer.sql_tables import ExperienceTable, SQLTable, load_sql_table
@@ -143,6 +143,16 @@ class DatasetReader:
                     code="E4014",
                 )
         return experiences
+
+    def rows_at(self, places: Iterable[int]) -> Iterator[tuple[DataRow, TokenizedRow]]:
+        """Yield usable rows by their place in the dataset, uncut.
+
+        Those that prove unusable join `quarantined`; what is read next stays the same.
+        """
+        for place in places:
+            tokenized = self._format(place)
+            if tokenized is not None:
+                yield self.table.row(self._rows[place]), tokenized
 
     def skip(self, n: int) -> None:
         """Leave out the next `n` rows, or those until the end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +11,11 @@ import typer
 from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, StageName, chosen_file, ended_with
 
 if TYPE_CHECKING:
+    from trinity.launch.trial.dataset_preview import DatasetPreview
     from trinity.launch.trial.preview import TasksetPreview
 
 data_app = typer.Typer(help="Look at the data of a configuration.", no_args_is_help=True)
-BAR, MOST_BAD = 40, 5
+BAR, MOST_BAD, MOST_MEASURED = 40, 5, 5000
 
 
 @data_app.callback()
@@ -26,51 +27,66 @@ def data() -> None:
 def preview(
     file: File = None,
     config: ConfigFile = None,
-    number: Annotated[int, typer.Option("-n", min=0, help="Rendered prompts of each taskset.")] = 2,
+    number: Annotated[int, typer.Option("-n", min=0, help="Rows of each dataset that are shown.")] = 2,
+    measured: Annotated[
+        int, typer.Option("--measured", min=1, help="Rows of a file to train on whose tokens are counted at most.")
+    ] = MOST_MEASURED,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stage: StageName = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Show rendered prompts, their lengths, bad rows, and duplicates.
+    """Show rendered rows, their lengths, bad rows, and duplicates.
 
-    Nothing is written, and no model is loaded.
+    Of several stages those of all are shown. Nothing is written, and no model is loaded.
     """
     path = chosen_file(file, config)
     with ended_with():
+        from trinity.launch.trial.dataset_preview import datasets_previewed
         from trinity.launch.trial.preview import previewed
-        from trinity.launch.trial.stage import TrialOptions, trial_stage
+        from trinity.launch.trial.stage import TrialOptions, data_stages, has_tasks
 
         options = TrialOptions(tuple(set_ or ()), tuple(plugin_dir or ()), stage)
-        found = previewed(trial_stage(path, options), num_shown=number)
+        found: list[TasksetPreview | DatasetPreview] = []
+        for each in data_stages(path, options):
+            found += previewed(each, num_shown=number) if has_tasks(each) else []
+            found += datasets_previewed(each, num_shown=number, num_places=MOST_BAD, num_measured=measured)
         if as_json:
             typer.echo(json.dumps([each.facts() for each in found], indent=2, ensure_ascii=True))
             return
-        for each in found:
-            for line in _lines(each):
+        for preview in found:
+            for line in _lines(preview):
                 typer.echo(line)
 
 
-def _lines(found: TasksetPreview) -> Iterator[str]:
-    from trinity.cli.rollouts import indented
+def _lines(found: TasksetPreview | DatasetPreview) -> Iterator[str]:
+    from trinity.launch.trial.preview import TasksetPreview
 
-    kind = "evaluated" if found.is_eval else "trained on"
-    yield f"taskset {found.name!r}, {kind}: {found.num_rows} usable rows, {len(found.bad)} are left out"
+    if isinstance(found, TasksetPreview):
+        yield from _head(found, f"taskset {found.name!r}, {'evaluated' if found.is_eval else 'trained on'}")
+        yield from _taskset_lines(found)
+    else:
+        yield from _head(found, f"dataset {found.name!r}, {found.schema}")
+        yield from _dataset_lines(found)
+    yield ""
+
+
+def _head(found: TasksetPreview | DatasetPreview, title: str) -> Iterator[str]:
+    yield f"{title}: {found.num_rows} usable rows, {len(found.bad)} are left out"
     for row in found.bad[:MOST_BAD]:
         yield f"  {row}"
     if len(found.bad) > MOST_BAD:
         yield f"  and {len(found.bad) - MOST_BAD} more"
     for finding in found.findings():
         yield f"[{finding.code}] {finding.message}"
+
+
+def _taskset_lines(found: TasksetPreview) -> Iterator[str]:
+    from trinity.cli.rollouts import indented
+
     if not found.is_rendered:
         yield "the workflow makes its own prompts; the lengths are those of the prompt column"
-    if found.lengths:
-        ordered = sorted(found.lengths)
-        middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-        yield f"prompts: {ordered[0]} to {ordered[-1]} tokens, median {middle}, 99th percentile {high}"
-        most = max(number for _, _, number in found.histogram())
-        for first, last, number in found.histogram():
-            yield f"  {first:>7} to {last:>7}  {number:>8}  {'#' * -(-BAR * number // most)}"
+    yield from _length_lines("prompts", found.lengths)
     if found.num_images:
         yield f"{found.num_images} images; the lengths count each as what stands for it in the text"
     if found.num_long and found.limit is not None:
@@ -79,4 +95,38 @@ def _lines(found: TasksetPreview) -> Iterator[str]:
     for text in found.prompts:
         yield "prompt"
         yield indented(text)
-    yield ""
+
+
+def _dataset_lines(found: DatasetPreview) -> Iterator[str]:
+    from trinity.cli.rollouts import indented
+
+    if found.num_measured < found.num_rows:
+        yield f"tokens of {found.num_measured} of them, evenly spaced, are counted (--measured)"
+    for name, lengths in found.lengths.items():
+        yield from _length_lines(name, lengths)
+    if found.num_images:
+        yield f"{found.num_images} rows have images"
+    if found.num_cut:
+        yield f"{found.num_cut} rows are cut to {found.limit} tokens (model.max_model_len)"
+    if found.num_dropped:
+        yield f"{found.num_dropped} rows have more than {found.limit} tokens (model.max_model_len): they are left out"
+    yield from (f"  {place}" for place in found.long)
+    for number, row in enumerate(found.rows, 1):
+        yield f"row {number} that is trained on"
+        for part in row:
+            yield f"{part.name}{' (trained)' if part.is_trained else ''}"
+            yield indented(part.text)
+
+
+def _length_lines(what: str, lengths: Sequence[int]) -> Iterator[str]:
+    from trinity.launch.trial.token_counts import length_ranges
+
+    if not lengths:
+        return
+    ordered = sorted(lengths)
+    middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    yield f"{what}: {ordered[0]} to {ordered[-1]} tokens, median {middle}, 99th percentile {high}"
+    ranges = length_ranges(lengths)
+    most = max(number for _, _, number in ranges)
+    for first, last, number in ranges:
+        yield f"  {first:>7} to {last:>7}  {number:>8}  {'#' * -(-BAR * number // most)}"

@@ -168,6 +168,8 @@ def _sample(row: ExperienceModel) -> dict[str, Any]:
             sample["advantage"] = round(float(experience.advantages.mean()), 6)
         sample |= experience.metrics
         sample["truncated"] = experience.truncate_status
+    else:
+        sample["payload"] = "none any more (buffer.keep_payloads)"
     state = row.state if not row.drop_reason else f"{row.state} ({row.drop_reason})"
     sample["state"] = state if row.trained_step is None else f"{state} in step {row.trained_step}"
     known = {name: value for name, value in sample.items() if value is not None}

@@ -1,1 +1,1 @@
-"""Attempts at tasks without training: `trinity try`, `debug`, `env-check`."""
+"""Tasks and data without training: `trinity try`, `debug`, `data`."""

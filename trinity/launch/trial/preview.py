@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from trinity.common.images.sizes import ImageSizes
 from trinity.common.models.chat_template import chat_text, load_tokenizer
 from trinity.common.workflows.task import Task, read_option
 from trinity.common.workflows.workflow import SimpleWorkflow
-from trinity.launch.trial.token_counts import token_counts
+from trinity.launch.trial.token_counts import length_ranges, token_counts
 from trinity.preflight.prompts import prompt_limit
 
 if TYPE_CHECKING:
@@ -77,15 +76,6 @@ class TasksetPreview:
             found.append(Finding("W4040", self.name, text))
         return found
 
-    def histogram(self, bins: int = 8) -> list[tuple[int, int, int]]:
-        """Return first and last length, and number of prompts, of equal ranges."""
-        if not self.lengths:
-            return []
-        low, high = min(self.lengths), max(self.lengths)
-        width = max(1, -(-(high - low + 1) // bins))
-        counts = Counter((length - low) // width for length in self.lengths)
-        return [(low + width * at, low + width * at + width - 1, counts[at]) for at in range(max(counts) + 1)]
-
     def facts(self) -> dict[str, Any]:
         """Return everything in JSON types."""
         return {
@@ -98,7 +88,7 @@ class TasksetPreview:
             "findings": [f"[{each.code}] {each.message}" for each in self.findings()],
             "num_repeated": self.num_repeated,
             "overlaps": self.overlaps,
-            "histogram": [list(each) for each in self.histogram()],
+            "histogram": [list(each) for each in length_ranges(self.lengths)],
             "is_rendered": self.is_rendered,
             "prompts": self.prompts,
         }

@@ -98,27 +98,61 @@ def with_raw_tasks(config: Config) -> Config:
     return config.model_copy(update={"buffer": config.buffer.model_copy(update={"explorer_input": raw})})
 
 
+def data_stages(source: ConfigSource, options: TrialOptions) -> list[Config]:
+    """Return the stages with data to look at; this process is ready.
+
+    Nothing is written. Without a name these are all stages with tasks, or with files to train on.
+
+    Raises:
+        ConfigErrors: all that is wrong with the configuration.
+        ConfigError: no stage has data, or none has the name (E1920); a plugin cannot be imported.
+        TrinityError: this machine, the model or the tasks do not fit.
+    """
+    overrides = (*options.overrides, "continue_from_checkpoint=true")
+    plan = plan_run(source, RunOptions(overrides=overrides, plugin_dirs=tuple(options.plugin_dirs)))
+    able = [stage for stage in plan.stages if has_tasks(stage.config) or any(training_datasets(stage.config))]
+    chosen = [stage for stage in able if options.stage in (None, stage.name)]
+    if not chosen:
+        way_out = "give it `buffer.explorer_input.taskset`, or a file in `buffer.trainer_input.experience_buffer`"
+        raise _no_stage(able, options.stage, "data to look at", way_out)
+    begin = [begun(plan, plan.stages.index(stage)) for stage in chosen]
+    with_tasks = [replace(stage, config=alone(stage.config)) for stage in begin if has_tasks(stage.config)]
+    if with_tasks:
+        refuse_unfit_machine(Plan(plan.source, with_tasks))
+    check_packages()
+    first = begin[0].config
+    prepare_process(first.model.model_path, deterministic=first.deterministic)
+    load_plugins(tuple(options.plugin_dirs))
+    set_level(first.log.level)
+    return [with_raw_tasks(stage.config) for stage in begin]
+
+
+def has_tasks(config: Config) -> bool:
+    """Return whether a stage attempts tasks."""
+    return bool(training_tasksets(config)) and config.mode not in (Mode.TRAIN, Mode.SERVE, Mode.BENCH)
+
+
 def _chosen(plan: Plan, name: str | None) -> StagePlan:
-    able = [stage for stage in plan.stages if training_tasksets(stage.config)]
-    able = [stage for stage in able if stage.config.mode not in (Mode.TRAIN, Mode.SERVE, Mode.BENCH)]
+    able = [stage for stage in plan.stages if has_tasks(stage.config)]
     chosen = [stage for stage in able if name in (None, stage.name)]
     if not chosen:
-        names = ", ".join(str(stage.name) for stage in able if stage.name)
-        said = "" if name is None else f" called {name!r}"
         datasets = [f"`{key}`" for stage in plan.stages for key, _, _ in training_datasets(stage.config)]
         way_out = "give it `buffer.explorer_input.taskset`, with `mode: both`"
-        if datasets and not names:
+        if datasets:
             way_out = (
                 f"it trains on a dataset ({', '.join(dict.fromkeys(datasets))}), which has rows and no tasks: "
-                "`trinity validate` looks at the first of them, and a run writes those that it leaves out to "
+                "`trinity data preview` shows them, and a run writes those that it leaves out to "
                 "<job>/buffer/quarantine"
             )
-        raise ConfigError(
-            f"no stage{said} of the file has tasks to attempt"
-            + (f"; those that have: {names}" if names else f"; {way_out}"),
-            code="E1920",
-        )
+        raise _no_stage(able, name, "tasks to attempt", way_out)
     return begun(plan, plan.stages.index(chosen[0]))
+
+
+def _no_stage(able: Sequence[StagePlan], name: str | None, what: str, way_out: str) -> ConfigError:
+    names = ", ".join(str(stage.name) for stage in able if stage.name)
+    said = "" if name is None else f" called {name!r}"
+    more = f"; those that have: {names}" if names else f"; {way_out}"
+    return ConfigError(f"no stage{said} of the file has {what}{more}", code="E1920")
 
 
 def alone(config: Config) -> Config:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,16 @@ def token_counts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
         encodings = [backend.encode_batch_fast(batch, add_special_tokens=False) for batch in _batches(between)]
     counts = dict(zip(between, (len(one) for each in encodings for one in each), strict=True))
     return [sum(counts[part] for part in each[::2]) + len(each) // 2 for each in parts]
+
+
+def length_ranges(lengths: Sequence[int], bins: int = 8) -> list[tuple[int, int, int]]:
+    """Return first and last length, and number of texts, of equal ranges."""
+    if not lengths:
+        return []
+    low, high = min(lengths), max(lengths)
+    width = max(1, -(-(high - low + 1) // bins))
+    counts = Counter((length - low) // width for length in lengths)
+    return [(low + width * at, low + width * at + width - 1, counts[at]) for at in range(max(counts) + 1)]
 
 
 def special_tokens_that_part(backend: Tokenizer) -> re.Pattern[str] | None:
