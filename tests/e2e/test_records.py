@@ -25,7 +25,7 @@ from trinity.utils import failpoints
 
 pytestmark = pytest.mark.slow
 
-END = {"status", "exit_code", "error"}
+END = {"status", "exit_code", "error", "seconds"}
 
 
 @pytest.fixture(autouse=True)
