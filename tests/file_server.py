@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.http_service import listening
 
 
 @dataclass
@@ -53,14 +55,8 @@ def file_server(files: dict[str, bytes]) -> Iterator[FileServer]:
     """Serve files on a port of this machine."""
     server = FileServer(files)
     handler = type("Handler", (_Handler,), {"files": server})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
-        server.url = f"http://127.0.0.1:{listening.server_address[1]}"
-        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            listening.shutdown()
+    with listening(handler) as server.url:
+        yield server
 
 
 class _Handler(BaseHTTPRequestHandler):

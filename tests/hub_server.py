@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import yaml
+
+from tests.http_service import listening
 
 TOKEN = "hf_writes"
 
@@ -108,10 +109,5 @@ def upload_hub() -> Iterator[UploadHub]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with listening(Handler) as hub.url:
         yield hub
-        server.shutdown()
-        thread.join()

@@ -87,6 +87,15 @@ def tiny_config(family: str = "llama", *, vocab_size: int, **dims: Any) -> PreTr
     return kinds[family](vocab_size=vocab_size, bos_token_id=None, eos_token_id=1, pad_token_id=0, **sizes | dims)
 
 
+def spread(model: PreTrainedModel, scale: float) -> None:
+    """Enlarge weights, and let no norm or bias be a plain one or zero."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(scale)
+        else:
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+
+
 def tiny_model(
     path: Path | str,
     family: str = "llama",
@@ -113,11 +122,7 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.data.mul_(scale)
-            else:
-                parameter.data.add_(torch.randn_like(parameter) * 0.1)
+        spread(model, scale)
     model.eval()
     model.save_pretrained(path)
     return model

@@ -15,7 +15,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from tests.tiny import CHARACTERS, tiny_tokenizer
+from tests.tiny import CHARACTERS, spread, tiny_tokenizer
 from trinity.common.experience import Experience
 from trinity.common.images.picture import ImageReader, of_inputs
 
@@ -79,11 +79,7 @@ def tiny_vision_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2_5_VLForConditionalGeneration(config).float()
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.data.mul_(scale)
-            else:
-                parameter.data.add_(torch.randn_like(parameter) * 0.1)
+        spread(model, scale)
     model.eval()
     model.save_pretrained(path)
     size = {"shortest_edge": 64, "longest_edge": 4096}

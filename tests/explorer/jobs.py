@@ -88,6 +88,15 @@ class Job:
         rest = {key: value for key, value in self.sections.items() if key not in config}
         return self.rollouts.config(**config, **rest)
 
+    def run_again(self, kept: int) -> ExploreSummary:
+        """Run to the end from the checkpoint of training step `kept + 1`, as if nothing had come after it."""
+        state = self.snapshots[kept]
+        checkpoint = self.folder / "checkpoint"
+        checkpoint.mkdir()
+        (checkpoint / "explorer.json").write_text(json.dumps(state))
+        self.seen, self.snapshots = self.seen[: state["model_version"]], []
+        return self.run(resume=checkpoint)
+
     def run(self, resume: Path | None = None) -> ExploreSummary:
         """Run explorer and trainer to their end; return the explorer's summary."""
         return asyncio.run(self._run(resume))

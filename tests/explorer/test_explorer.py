@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from pathlib import Path
@@ -64,12 +63,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(rollouts: Rollouts, tmp_pat
     whole, cut = Job(tmp_path / "whole", rollouts), Job(tmp_path / "cut", rollouts)
     whole.run()
     cut.run()
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    state = cut.snapshots[kept]
-    (checkpoint / "explorer.json").write_text(json.dumps(state))
-    cut.seen, cut.snapshots = cut.seen[: state["model_version"]], []
-    summary = cut.run(resume=checkpoint)
+    summary = cut.run_again(kept)
     assert summary.step == 4 and 0 not in summary.evaluations
     assert summary.experience_count == 0  # the rows were in the store already
     assert cut.store_rows() == whole.store_rows()

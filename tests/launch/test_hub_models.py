@@ -8,10 +8,9 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import yaml
 
 from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import PLAIN, TinyRun
+from tests.http_service import listening
 from trinity.quickstart.model import write_model
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -102,13 +102,8 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with listening(Handler) as made.url:
         yield made
-        server.shutdown()
-        thread.join()
 
 
 def environment(folder: Path, url: str, **values: str) -> dict[str, str]:

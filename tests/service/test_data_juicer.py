@@ -19,6 +19,7 @@ from typing import ClassVar
 import httpx
 import pytest
 
+from tests.http_service import listening
 from trinity.common.config.sections import DataJuicerServiceConfig
 from trinity.common.errors import ConfigError, DeadlineError, EnvironmentProblem, ServiceError
 from trinity.service.data_juicer.client import DataJuicerClient
@@ -174,9 +175,8 @@ class Judge(http.server.BaseHTTPRequestHandler):
 
 
 def test_a_score_follows_from_the_row_and_not_from_the_order_of_the_calls(at_server: DataJuicerServiceConfig) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge) as service:
-        threading.Thread(target=service.serve_forever, daemon=True).start()
-        place = f"http://127.0.0.1:{service.server_port}/v1"
+    with listening(Judge) as address:
+        place = f"{address}/v1"
         asked = {"api_or_hf_model": "m", "input_keys": ["question"], "field_names": ["q"], "min_score": 0.0}
         asked["model_params"] = {"base_url": place, "api_key": "none", "max_retries": 0}
         rows = [{"question": text} for text in ("1 + 2", "how many days", "3 + 4", "1 + 2", "5 + 6", "7 + 8")]
@@ -199,7 +199,6 @@ def test_a_score_follows_from_the_row_and_not_from_the_order_of_the_calls(at_ser
         assert scores(rows, np=1, seed=2) != first
         scores(rows, np=1, seed=1, seeded=False)
         assert {seed for _, seed in Judge.asked} == {None}, "a service may not know the argument"
-        service.shutdown()
 
 
 class Held(Judge):
@@ -223,9 +222,8 @@ class Held(Judge):
 
 
 def test_a_server_that_is_killed_in_a_request_is_started_anew_once_and_nothing_is_left(tmp_path: Path) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Held) as service:
-        threading.Thread(target=service.serve_forever, daemon=True).start()
-        params = {"base_url": f"http://127.0.0.1:{service.server_port}/v1", "api_key": "none", "max_retries": 0}
+    with listening(Held) as address:
+        params = {"base_url": f"{address}/v1", "api_key": "none", "max_retries": 0}
         asked = {"api_or_hf_model": "m", "input_keys": ["question"], "field_names": ["q"], "model_params": params}
         asking = Held.asking = DataJuicerClient(CONFIG, log=tmp_path / "log")
         asking.initialize(
@@ -241,7 +239,6 @@ def test_a_server_that_is_killed_in_a_request_is_started_anew_once_and_nothing_i
         assert caught.value.code == "E5802" and Held.kills == 0
         third = asking._server
         asking.close()
-        service.shutdown()
     for each in (first, second, third):
         assert each is not None and each.status() is not None and not Path(each._scratch.name).exists()
 
@@ -257,12 +254,9 @@ def test_a_server_of_another_version_is_named(said: dict[str, object]) -> None:
         def log_message(self, format: str, *args: object) -> None:
             """Keep the output of the tests clean."""
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Other) as service:
-        threading.Thread(target=service.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{service.server_port}"
-        with pytest.raises(EnvironmentProblem, match="another version: its protocol is") as caught:
-            client(DataJuicerServiceConfig(server_url=url)).connect()
-        service.shutdown()
+    protocol = pytest.raises(EnvironmentProblem, match="another version: its protocol is")
+    with listening(Other) as url, protocol as caught:
+        client(DataJuicerServiceConfig(server_url=url)).connect()
     assert caught.value.code == "E3444"
 
 

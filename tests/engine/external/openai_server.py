@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from tests.engine.engines import engine, response
+from tests.http_service import listening
 from trinity.engine.torch.engine import TorchEngine
 
 
@@ -116,17 +116,9 @@ def started(model: Path) -> Iterator[TorchEngine]:
 def served(made: TorchEngine | None) -> Iterator[Service]:
     """Yield a server over an engine, or one that answers with `raw`; later requests are not another server's."""
     service = Service()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(service, made))
-    server.daemon_threads = True
-    service.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with listening(_handler(service, made)) as address:
+        service.url = f"{address}/v1"
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=10)
 
 
 @contextlib.contextmanager
