@@ -44,6 +44,7 @@ def stages(tmp_path: Path) -> list[StageRun]:
     for step in (9, 100):
         model = warm_up / f"global_step_{step}" / "actor" / "huggingface"
         model.mkdir(parents=True)
+        (model / "model.safetensors").touch()
         (model / "config.json").write_text("{}")
     return [StageRun("sft_warmup", warm_up, 30.0), StageRun("rft", rft, 10.0)]
 

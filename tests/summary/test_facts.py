@@ -21,6 +21,7 @@ from trinity.summary.facts import (
     best_step,
     changes,
     kept_checkpoints,
+    latest_hf_model,
 )
 
 
@@ -105,3 +106,13 @@ def test_the_pages_name_every_key_of_the_file(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     table = text.partition("\n### `summary.json`\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE) == [each.name for each in fields(JobSummary)]
+
+
+def test_the_newest_model_is_one_that_has_weights(tmp_path: Path) -> None:
+    assert latest_hf_model(tmp_path) is None
+    for step, names in ((9, ["config.json", "model.safetensors"]), (10, ["config.json"])):
+        folder = tmp_path / f"global_step_{step}" / "actor" / "huggingface"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).touch()
+    assert latest_hf_model(tmp_path) == tmp_path / "global_step_9" / "actor" / "huggingface"

@@ -66,9 +66,8 @@ def leave_summary(job_dir: Path, *, fates: Mapping[str, Fates], url: str | None,
             write_atomically(job_dir / CURVE_NAME, picture)
         html = page(summary, picture, samples, is_chinese=is_chinese(os.environ))
         for name, text in ((PAGE_NAME, html), (SUMMARY_NAME, summary.text())):
-            write_atomically(
-                job_dir / name, redact(text).encode(errors="replace")
-            )  # a model may write half a character
+            written = redact(text).encode(errors="replace")  # a model may write half a character
+            write_atomically(job_dir / name, written)
     except Exception as error:  # noqa: BLE001  a run that is done stays done, whatever is wrong with its summary
         reason = redact(f"{type(error).__name__}: {error}")
         logger.warning(

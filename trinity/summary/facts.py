@@ -213,6 +213,6 @@ def kept_checkpoints(job_dir: Path) -> tuple[KeptCheckpoint, ...]:
 
 
 def latest_hf_model(job_dir: Path) -> Path | None:
-    """Return the Hugging Face folder of the newest checkpoint that has one."""
-    found = [path for path in job_dir.glob("global_step_*/actor/huggingface") if (path / "config.json").exists()]
-    return max(found, key=lambda path: int(path.parts[-3].removeprefix("global_step_")), default=None)
+    """Return the newest checkpoint's Hugging Face folder with weights."""
+    found = [Path(each.path) for each in kept_checkpoints(job_dir) if each.has_hf_weights]
+    return found[-1] / "actor" / "huggingface" if found else None
