@@ -44,12 +44,12 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **Rows** are those of veRL's parquet files: messages in `prompt`, `data_source`, `reward_model.ground_truth`,
   `extra_info`, `images`. The scorers of gsm8k, MATH, DAPO and geometry3k are built in; others are given by
   `custom_reward_function`.
-- **Problems** speak the words of the file: its key and line, its value, a way out that can be written into it; what only
-  ours has is named as `--set KEY=VALUE`, which may follow the file. A key that veRL does not know is an error with the key that was meant
-  (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that changes nothing is told
-  (W1940), also where another key of the file switches it off; an older name is understood (W1942); null counts as
-  absent, and it is told what that means (W1941). What a file has of veRL's own defaults, and nobody chose, is told in
-  one line (W1943), and each of it by `trinity convert config`.
+- **Problems** speak the words of the file: its key and line, its value, a way out that can be written into it; what
+  only ours has is named as `--set KEY=VALUE`, which may follow the file. A key that veRL does not know is an error with
+  the key that was meant (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that
+  changes nothing is told (W1940), also where another key of the file switches it off; an older name is understood
+  (W1942); null counts as absent, and it is told what that means (W1941). What a file has of veRL's own defaults, and
+  nobody chose, is told in one line (W1943), and each of it by `trinity convert config`.
 - **Before a run** `trinity validate` also looks at the first rows: a column that names the scorer must be there
   (E4004), each source must have a scorer here (E5136), the function of `custom_reward_function` must be in its file,
   which is read and not executed (E5137), and the folder of `resume_from_path` must exist (E7058).

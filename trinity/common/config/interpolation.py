@@ -135,7 +135,10 @@ def _leaf(tree: Tree, path: Path) -> Any:
 
 
 def _source(tree: Tree, good: list[Path], *, bad: list[Path], has_defaults: bool) -> Any:
-    """Return values, referenced defaults (if they are ours) and aliases for interpolations."""
+    """Return values, referenced defaults and aliases for interpolations.
+
+    Defaults are those of our own keys, which files of other tools lack.
+    """
     copy = tree.copy()
     for path in bad:
         copy.drop(path)

@@ -95,13 +95,16 @@ def adopted(config: Config, checkpoints: CheckpointStore, path: Path) -> Path | 
 
 
 def _name(source: Path) -> str:
-    """Return what a job remembers of a folder: of the copy of an address, not where the cache is."""
+    """Return what a job remembers of a folder.
+
+    Of the copy of an address that is not where the cache is.
+    """
     cache = cache_dir("remote").absolute()
     return str(source.relative_to(cache) if source.is_relative_to(cache) else source)
 
 
 def tell_rows(config: Config, source: Path, step: int) -> None:
-    """Tell which rows veRL's data loader has read, and what of that is not continued."""
+    """Tell which rows veRL's loader has read, and what is not continued."""
     file = source / VERL_DATA
     taskset = config.buffer.explorer_input.taskset
     if not file.is_file() or taskset is None:
@@ -125,7 +128,10 @@ def tell_rows(config: Config, source: Path, step: int) -> None:
 
 
 def _batches_read(state: Any) -> int | None:
-    """Return how many batches of its epoch torchdata's loader had given, with or without workers."""
+    """Return how many batches of its epoch torchdata's loader had given.
+
+    The form of a state depends on whether the loader has workers; None: it is another one.
+    """
     if not isinstance(state, dict):
         return None
     if "_num_yielded" in state:

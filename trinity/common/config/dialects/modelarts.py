@@ -128,7 +128,7 @@ def apply_wrapper(t: Translation, tree: Tree, wrapper: dict[str, Any]) -> None:
 
 
 def with_prefix(t: Translation) -> None:
-    """Let the problems of a translation name keys as a ModelArts file has them."""
+    """Let problems of a translation name keys as a ModelArts file does."""
 
     def spelt(name: str) -> str:
         is_theirs = row_of(name) is not None or is_section(name)

@@ -121,7 +121,7 @@ class ForeignWords:
         return f"{self.prefix}{name}" if is_default and self.prefix and row_of(name) is not None else name
 
     def _place(self, tree: Tree, path: Path) -> tuple[str, Origin | None]:
-        """Return the key of a finding, and the place of that key or of the section around it."""
+        """Return the key of a finding, and its place or that around it."""
         product = PRODUCTS.get(dotted(path))
         if product is not None and path not in tree.origins:
             return f"{self.prefix}{product[0]}", self._origin(product[0])
@@ -133,7 +133,7 @@ class ForeignWords:
         return dotted(path), tree.origin(path) or self._origin("")
 
     def _origin(self, name: str) -> Origin | None:
-        """Return the place of a key of veRL's, of the section around it, or the file."""
+        """Return the place of a key of veRL's, or the one around it."""
         found = self.foreign.origin(parse_path(name) or ())
         if found is not None:
             return found
@@ -141,7 +141,7 @@ class ForeignWords:
         return None if first is None else Origin(FOREIGN, first[0].file)
 
     def _said(self, text: str, tree: Tree, path: Path, *, is_hint: bool = False) -> str:
-        """Return a text with the file's keys for ours, and the file's values behind them."""
+        """Return a text with the file's keys and values in place of ours."""
 
         def said(found: re.Match[str]) -> str:
             place = self._meant(found["key"], tree, path)
@@ -172,7 +172,7 @@ class ForeignWords:
         return _SAID.sub(said, text)
 
     def _meant(self, word: str, tree: Tree, path: Path) -> Path | None:
-        """Return the path of one of our keys that a text names, also by its last part alone."""
+        """Return the path of a key of ours that a text names, maybe in part."""
         if "." in word or "[" in word:
             place = parse_path(word) or ()
             tried = (place, (*path[:-1], *place))  # from the top, or beside the key
@@ -218,7 +218,7 @@ class ForeignWords:
 
 
 def _is_switch(ours: Any, theirs: Any) -> bool:
-    """Return whether a switch of the file decides a value of ours that is none."""
+    """Return whether a switch of the file decides another kind of value."""
     return isinstance(theirs, bool) and not isinstance(ours, bool | str)
 
 
@@ -260,7 +260,10 @@ def counterparts() -> Mapping[str, str]:
 
 
 def _pairs(row: ForeignKey) -> Iterator[tuple[str, str]]:
-    """Yield the places of a row; in a mapping, or the first of a list, also those of its own name."""
+    """Yield the places of a row.
+
+    In a mapping of arguments, or an adapter, a key has the last part of the row's name.
+    """
     word = row.name.rpartition(".")[2]
     for place in row.to:
         if place.endswith("_args") or place == "model.lora_configs":
@@ -270,20 +273,20 @@ def _pairs(row: ForeignKey) -> Iterator[tuple[str, str]]:
 
 
 def _below_verl(path: Path) -> str | None:
-    """Return the name of a key below our section of veRL's keys, if veRL has it."""
+    """Return veRL's name of a key below our section of its keys, if any."""
     name = dotted(path[2:])
     is_below = dotted(path[:2]) == VERL_TREE and bool(name)
     return name if is_below and (row_of(name) is not None or is_section(name)) else None
 
 
 def _given(word: str) -> str:
-    """Return a key that stands alone as one that is given beside the file, if it is ours."""
+    """Return a key of ours as one that is given beside the file."""
     home = next(iter(homes().get(word, ())), None) if word not in words() else None
     return word if home is None else f"--set {dotted((*home, word))}=..."
 
 
 def _full(name: str, section: Path, path: Path) -> Path | None:
-    """Return the path of one of our keys that a way out has, maybe by its last part alone."""
+    """Return the path of a key that a way out has, maybe by its last part."""
     own = parse_path(name) or ()
     tried = [(*section, *own)] if section else [(*path[:-1], *own), own]
     tried += [(*home, *own) for home in homes().get(name, ()) if "*" not in home]
@@ -291,7 +294,7 @@ def _full(name: str, section: Path, path: Path) -> Path | None:
 
 
 def _backwards(place: Path, value: Any, tree: Tree) -> list[tuple[str, Any]]:
-    """Return veRL's keys, with values, that say a value of ours; none: no key does."""
+    """Return veRL's keys, with values, that say a value of ours, if any."""
     if any(isinstance(part, int) for part in place):
         return []
     context: dict[str, Any] = {}
