@@ -109,7 +109,8 @@ class Browser:
         element = self.find(f"//input[@role='combobox'][contains(@aria-label, {label!r})]")
         self._post(f"/element/{element}/click")
         self._keys(element, option)
-        self.click(f"//li[@role='option'][normalize-space()={option!r}]")
+        self.find(f"//*[normalize-space(text())={option!r}]")
+        self._keys(element, _KEYS["enter"])  # what is written in full comes first
         self.settle()
 
     def press(self, button: str) -> None:
@@ -180,7 +181,7 @@ def browsing() -> Iterator[Browser]:
         )  # fmt: skip
         try:
             assert process.stdout is not None
-            found = next((m for line in process.stdout if (m := re.search(r"on port (\d+)", line))), None)
+            found = next((m for line in process.stdout if (m := re.search(r"successfully on port (\d+)", line))), None)
             assert found, f"the driver ended with status {process.wait()}"
             window = Browser(f"http://127.0.0.1:{found[1]}", browser, Path(folder) / "profile")
             try:

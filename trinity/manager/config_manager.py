@@ -119,7 +119,7 @@ class ConfigManager:
             "monitor": self._gen_monitor_config,
         }
         others = [name for name in self._sections() if name not in own]
-        return own | {name: lambda name=name: self._written(name) for name in others}  # type: ignore[misc]
+        return own | {name: lambda name=name: self._written(name) for name in others}
 
     def _expert_model_part(self) -> None:
         self._part("model")
@@ -171,7 +171,7 @@ class ConfigManager:
         """Return what is written in a section, and what functions have there."""
         written = self.draft.values.get(section) or {}
         if not isinstance(written, dict):  # what is wrong with it is among the findings
-            return written  # type: ignore[no-any-return]
+            return written
         copy = Draft()
         copy.put((section,), written)
         for each, value in self._own_values():

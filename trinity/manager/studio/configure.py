@@ -194,7 +194,12 @@ def _on_new() -> None:
     CONFIG_GENERATORS.forget()
 
 
-def _on_save(draft: Draft, file: str, values: dict[str, Any], replaces: bool) -> bool:
+def _on_save(draft: Draft, file: str, values: dict[str, Any], replaces: bool) -> None:
+    _saved(draft, file, values, replaces=replaces)
+
+
+def _saved(draft: Draft, file: str, values: dict[str, Any], *, replaces: bool) -> bool:
+    """Save a draft; say whether, and return it."""
     if not file:
         say("error", word("no_file"))
         return False
@@ -214,7 +219,7 @@ def _on_start(
     draft: Draft, file: str, values: dict[str, Any], replaces: bool, settings: StudioSettings, job: str
 ) -> None:
     """Save, start the run, and go to the page of runs."""
-    if not _on_save(draft, file, values, replaces):
+    if not _saved(draft, file, values, replaces=replaces):
         return
     since = time.time()
     started = start_run(Path(file), plugin_dirs=settings.plugin_paths)
