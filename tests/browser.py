@@ -114,8 +114,8 @@ class Browser:
         self.settle()
 
     def press(self, button: str) -> None:
-        """Press the button with a text."""
-        self.click(f"//button[normalize-space()={button!r}]")
+        """Press the button with a text; Streamlit has a "Stop" of its own beside the page."""
+        self.click(f"//*[@data-testid='stMain']//button[normalize-space()={button!r}]")
         self.settle()
 
     def settle(self) -> None:

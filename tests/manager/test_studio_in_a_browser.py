@@ -11,6 +11,7 @@ from tests.browser import Browser, browsing
 from tests.e2e.tiny_run import TinyRun
 from tests.manager.test_viewer import Serving
 from trinity.launch.jobs import job_state, stop_job
+from trinity.manager.studio.processes import LOG_NAME
 
 PICTURES = "TRINITY_TEST_PICTURES"
 """Folder for pictures of the pages; none are kept without it."""
@@ -65,7 +66,14 @@ def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None
             browser.press("Stop")
             browser.wait(lambda: job_state(job).status == "stopped", "the end of the run", wait_s=120)
             browser.find("//button[normalize-space()='Resume']")
-            assert job_state(job).checkpoints, (job / "log").exists()
+            kept = job_state(job).checkpoints
+            assert kept
+            browser.press("Resume")
+            browser.wait(lambda: job_state(job).status == "running", "the run that goes on", wait_s=120)
+            browser.wait(lambda: "Stop" in browser.text(), "that it runs")
+            assert (job / "log" / LOG_NAME).exists()
+            stop_job(job, timeout_s=120)
+            assert job_state(job).checkpoints[-1] >= kept[-1]
         finally:
             if job.exists() and job_state(job).status == "running":
                 stop_job(job, timeout_s=120)

@@ -5,6 +5,7 @@ An empty widget means that the key is not written, so that its default holds.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -99,8 +100,17 @@ def _show_number(field: FormField, label: str, written: Any, common: Mapping[str
     as_number = float if field.kind == "number" else int
     least, most = (None if limit is None else as_number(limit) for limit in (field.least, field.most))
     st.session_state[common["key"]] = None if value is None else as_number(value)
-    of_kind: dict[str, Any] = {"format": "%g"} if field.kind == "number" else {"step": 1}
+    of_kind: dict[str, Any] = {"format": "%g", "step": _stride(field)} if field.kind == "number" else {"step": 1}
     st.number_input(label, min_value=least, max_value=most, value=None, **of_kind, **common)
+
+
+def _stride(field: FormField) -> float:
+    """Return by how much a key of the keyboard changes a number.
+
+    A tenth of the default's power of ten.
+    """
+    size = abs(field.default) if isinstance(field.default, int | float) and field.default else 0.1
+    return float(10.0 ** (math.floor(math.log10(size)) - 1))
 
 
 def _show_as_yaml(label: str, written: Any, common: Mapping[str, Any]) -> None:

@@ -97,20 +97,26 @@ def _file_row(manager: ConfigManager, values: dict[str, Any], settings: StudioSe
     keep("_file", file)
     is_ready = not manager.unfinished_fields and not any(each.is_error for each in manager.findings)
     replaces = st.checkbox(word("replace"), key="_replace")
-    columns = st.columns(4)
     arguments = (manager.draft, file, values, replaces)
-    columns[0].button(word("load"), key="_load", on_click=_on_load, args=(file,))
-    columns[1].button(
-        word("save"), key="_save", on_click=_on_save, args=arguments, disabled=bool(manager.unfinished_fields)
+    buttons = [*st.columns(2), *st.columns(2)]
+    buttons[0].button(word("load"), key="_load", on_click=_on_load, args=(file,), width="stretch")
+    buttons[1].button(
+        word("save"),
+        key="_save",
+        on_click=_on_save,
+        args=arguments,
+        disabled=bool(manager.unfinished_fields),
+        width="stretch",
     )
-    columns[2].button(word("new"), key="_new", on_click=_on_new)
-    columns[3].button(
+    buttons[2].button(word("new"), key="_new", on_click=_on_new, width="stretch")
+    buttons[3].button(
         word("start"),
         key="_start",
         on_click=_on_start,
         args=(*arguments, settings, _job_of(manager)),
         disabled=not is_ready,
         type="primary",
+        width="stretch",
     )
 
 

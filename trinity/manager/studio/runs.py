@@ -20,6 +20,7 @@ from trinity.manager.widgets import begin_with, keep, plain, say, show_said
 from trinity.summary.curves import StageCurves
 from trinity.summary.facts import changes
 from trinity.summary.words import COUNTED, PARTS, STATES, Text
+from trinity.summary.words import WORDS as SUMMARY
 from trinity.utils.log import redact
 
 EVERY_S = 2.0
@@ -102,14 +103,19 @@ def jobs_of_folder(settings: StudioSettings) -> dict[str, JobState]:
 
 
 def _row(job: JobState) -> dict[str, Any]:
-    steps = [part.training_step or part.explore_step for part in job.parts]
-    steps += [int(record.get("step") or 0) for record in job.metrics.values()]
     return {
         word("run"): str(job.folder),
         word("status"): _status(job.status),
-        word("step"): max(steps, default=0),
+        word("step"): _step(job),
         word("checkpoints"): ", ".join(map(str, job.checkpoints)),
     }
+
+
+def _step(job: JobState) -> int:
+    """Return the last step that a record or a line of metrics has."""
+    steps = [part.training_step or part.explore_step for part in job.parts]
+    steps += [int(record.get("step") or 0) for record in job.metrics.values()]
+    return max(steps, default=0)
 
 
 def _status(status: str) -> str:
@@ -137,11 +143,16 @@ def _one_run(folder: Path) -> None:
     for name, points in named.items():
         show_curves(name, {folder.name: points})
     rows = [
-        {word("metric"): each.metric, "0": each.before, "1": each.after, word("step"): each.last_step}
+        {
+            in_language(SUMMARY["metric"]): each.metric,
+            in_language(SUMMARY["before"]): each.before,
+            in_language(SUMMARY["after"]): each.after,
+            word("step"): each.last_step,
+        }
         for each in changes(curves)
     ]
     if rows:
-        st.caption(word("before_after"))
+        st.caption(in_language(SUMMARY["metrics"]))
         st.dataframe(rows, hide_index=True)
     files = log_files(folder)
     if files:
@@ -151,7 +162,7 @@ def _one_run(folder: Path) -> None:
 
 def _show_part(job: JobState, part: PartState, number: int) -> None:
     """Show a part of a job, with what can be done about it."""
-    step = part.training_step or part.explore_step
+    step = _step(job) if len(job.parts) == 1 else part.training_step or part.explore_step
     name = f"{part.name}: " if part.name else ""
     st.text(f"{name}{_status(part.status)}, {word('step')} {step}{', ' + part.holder if part.holder else ''}")
     if part.error:

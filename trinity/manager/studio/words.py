@@ -120,13 +120,11 @@ WORDS = {
     "settings": Text("Settings that differ", "不同的设置"),
     "same_settings": Text("All settings are the same.", "所有设置都相同。"),
     "choose_two": Text("Choose two runs or more.", "请选择两个或更多运行。"),
-    "metric": Text("Metric", "指标"),
     "reward": Text("reward", "奖励"),
     "loss": Text("loss", "损失"),
     "length": Text("tokens of a response", "回答的 token 数"),
     "evaluation": Text("evaluation", "评测"),
     "time": Text("Seconds by part", "各部分秒数"),
-    "before_after": Text("Before and after", "前后对比"),
     "checkpoints": Text("Checkpoints", "检查点"),
 }
 
