@@ -40,7 +40,7 @@ def open_images(folder: str | Path) -> PreparedImages | None:
 
 
 def _stated_type(folder: Path) -> str | None:
-    """Return the model type that a folder's file states; None if it is not read."""
+    """Return the model type of a folder's file; None if it is not read."""
     try:
         stated = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
