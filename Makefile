@@ -20,7 +20,7 @@ export GOMP_SPINCOUNT ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check gpu format clean
+.PHONY: help demo test browser check gpu format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 6
@@ -34,8 +34,16 @@ test: export OMP_NUM_THREADS ?= 1
 test: export MKL_CBWR ?= AUTO
 # Also where a user keeps Python from writing what it has compiled: hundreds of processes would each compile the same.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# For the tests of the studio. Without it they fail, and say what to install.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Chromium, for the tests of the studio."; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; \
+	fi || echo "Chromium could not be installed; the tests that need it will say so." >&2
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

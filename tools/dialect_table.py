@@ -44,11 +44,12 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **Rows** are those of veRL's parquet files: messages in `prompt`, `data_source`, `reward_model.ground_truth`,
   `extra_info`, `images`. The scorers of gsm8k, MATH, DAPO and geometry3k are built in; others are given by
   `custom_reward_function`.
-- **Problems** name the key that the file has. A key that veRL does not know is an error with the key that was meant
-  (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that changes nothing is told
-  (W1940), also where another key of the file switches it off; an older name is understood (W1942); null counts as
-  absent, and it is told what that means (W1941). What a file has of veRL's own defaults, and nobody chose, is told in
-  one line (W1943), and each of it by `trinity convert config`.
+- **Problems** speak the words of the file: its key and line, its value, a way out that can be written into it; what
+  only ours has is named as `--set KEY=VALUE`, which may follow the file. A key that veRL does not know is an error with
+  the key that was meant (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that
+  changes nothing is told (W1940), also where another key of the file switches it off; an older name is understood
+  (W1942); null counts as absent, and it is told what that means (W1941). What a file has of veRL's own defaults, and
+  nobody chose, is told in one line (W1943), and each of it by `trinity convert config`.
 - **Before a run** `trinity validate` also looks at the first rows: a column that names the scorer must be there
   (E4004), each source must have a scorer here (E5136), the function of `custom_reward_function` must be in its file,
   which is read and not executed (E5137), and the folder of `resume_from_path` must exist (E7058).
@@ -61,7 +62,8 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **Checkpoints** of veRL become Hugging Face folders (`trinity convert checkpoint`), and `resume_mode: resume_path`
   begins a run from one: [Checkpoints across tools](checkpoints.md).
 - **Paths** of data and models may be [addresses](addresses.md) such as `hdfs://` and `s3://`; finished checkpoints are
-  copied to `trainer.default_hdfs_dir`. The folder of outputs and `resume_from_path` are on this machine (E1896).""",
+  copied to `trainer.default_hdfs_dir`. The folder of outputs is on this machine (E1896);
+  `resume_from_path` may be an address, which is copied first.""",
         "head": "| Key | What becomes of it |",
         "honoured": "→", "refused": "refused", "harmless": "changes nothing", "older": "older name of",
         "default": "absent", "only": "unless", "section": "and all below",
@@ -90,7 +92,8 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
   `balance_batch` 怎样写，每个 worker 都按批次里的顺序取行（W1941）。
 - **数据行**就是 veRL 的 parquet：`prompt` 里的消息、`data_source`、`reward_model.ground_truth`、`extra_info`、
   `images`。内置 gsm8k、MATH、DAPO 和 geometry3k 的评分；其他的用 `custom_reward_function` 给出。
-- **问题**指出文件里写的那个键。veRL 不认识的键是错误，并给出原本想写的键（E1941）；做不到的，带理由和办法地拒绝
+- **问题**用文件自己的说法：它的键和行、它的值、可以写进去的办法；只有我们才有的键写成 `--set KEY=VALUE`，
+  可以跟在文件之后。veRL 不认识的键是错误，并给出原本想写的键（E1941）；做不到的，带理由和办法地拒绝
   （E1940）；什么也不改变的会告知（W1940），被文件里另一个键关掉的也一样；旧名字认得（W1942）；null 等于没写，
   并会告知这意味着什么（W1941）。文件里属于 veRL 自带默认值、并非有意选择的，只用一行告知（W1943），
   `trinity convert config` 逐一列出。
@@ -105,7 +108,7 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **检查点**：veRL 的检查点可以变成 Hugging Face 目录（`trinity convert checkpoint`），`resume_mode: resume_path`
   可以从它开始运行：见[在不同工具之间使用检查点](checkpoints.zh.md)。
 - **路径**：数据和模型可以在 `hdfs://`、`s3://` 这样的[地址](addresses.zh.md)；完成的检查点复制到
-  `trainer.default_hdfs_dir`。输出的目录和 `resume_from_path` 在本机（E1896）。""",
+  `trainer.default_hdfs_dir`。输出的目录在本机（E1896）；`resume_from_path` 可以是地址，会先复制到本机。""",
         "head": "| 键 | 变成什么 |",
         "honoured": "→", "refused": "拒绝", "harmless": "不起作用", "older": "旧名，新名是",
         "default": "不写时", "only": "除非是", "section": "及其下所有键",

@@ -13,6 +13,7 @@ import yaml
 
 from tests.algorithm.plugin_shapes import HEAD, SHAPES
 from tests.common.config.conftest import MINIMAL
+from tests.common.config.test_dialects import SMALL
 from tests.loaded_plugins import forget_plugins
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN, SAMPLE_STRATEGY
 from trinity.catalogue import BUILT_IN, catalogue_of
@@ -347,6 +348,9 @@ def test_validate_says_that_a_check_waits_for_the_run(tmp_path: Path) -> None:
     problems = check(tmp_path / "run.yaml", plugin_dirs=(tmp_path / "plugins",), schema_only=True)[1]
     (problem,) = [p for p in problems if p.code == "W3910"]
     assert problem.message.startswith("`check_config` of algorithm_type mine is code of a plugin")
+    assert problem.file == str(tmp_path / "run.yaml") and "algorithm_type" in (problem.source_line or "")
+    of_verl = check(SMALL, ("algorithm.algorithm_type=mine",), plugin_dirs=(tmp_path / "plugins",), schema_only=True)[1]
+    assert [(p.key, p.file) for p in of_verl if p.code == "W3910"] == [("algorithm.algorithm_type", "--set #1")]
 
 
 def test_a_run_refuses_what_validate_refuses(tmp_path: Path) -> None:

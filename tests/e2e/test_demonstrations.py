@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e.tiny_run import TinyRun
 from trinity.buffer.store import ExperienceStore
+from trinity.launch.reuse.past_run import PastRun
+from trinity.launch.reuse.replay import replayed
 from trinity.launch.samples import fates_of
 
 pytestmark = pytest.mark.slow
@@ -53,7 +55,9 @@ def test_a_stage_imitates_what_the_stage_before_explored(tmp_path: Path) -> None
     assert rows == [("ready", 8)], "a table is read, and not written"
 
 
-def test_a_run_takes_the_queue_that_another_run_fills_meanwhile(tmp_path: Path) -> None:
+def test_a_run_takes_the_queue_that_another_run_fills_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, expert = student(tmp_path / "run", "queue"), TinyRun(tmp_path / "expert")
     expert.change(name="expert", mode="explore", synchronizer=FIXED, buffer__total_steps=3)
     expert.change(buffer__trainer_input={"experience_buffer": experts(tmp_path, "queue")})
@@ -74,3 +78,9 @@ def test_a_run_takes_the_queue_that_another_run_fills_meanwhile(tmp_path: Path) 
         token = store.open_consumer("experts", "tiny/run", run="tiny/expert", cut=2)
         used = [uid for step in (1, 2) for uid in store.step_uids(token, step) or ()]
     assert len(set(used)) == 8 and used == sorted(used), "once each, in the order in which they were explored"
+    monkeypatch.chdir(run.folder)
+    again = replayed(PastRun.of(run.job), 2)
+    theirs = [each.info["uid"] for each in again.experiences if each.info.get("dataset") == "experts"]
+    assert theirs == used[4:] and len(again.experiences) == 8
+    for name in ("actor/grad_norm", "actor/final_loss"):
+        assert again.own.metrics[name] == pytest.approx(again.logged[name], rel=1e-4)

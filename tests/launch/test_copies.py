@@ -19,7 +19,7 @@ from trinity.launch.copies import RECORDED, check_addresses, check_same_content,
 from trinity.launch.job import write_record
 from trinity.utils.remote.copies import Copy
 
-HEAD = "trainer.trainer_config.reward_model"
+HEAD, RESUMED = "trainer.trainer_config.reward_model", "trainer.trainer_config.trainer"
 TRAINED = "buffer.explorer_input.taskset.path"
 
 
@@ -44,6 +44,8 @@ def test_every_key_that_takes_an_address_gets_its_copy(tmp_path: Path) -> None:
         "explorer.auxiliary_models": [{"model_path": "oss://b/judge", "engine_type": "torch"}],
         f"{HEAD}.enable": True,
         f"{HEAD}.model.path": "hdfs://n/reward",
+        f"{RESUMED}.resume_mode": "resume_path",
+        f"{RESUMED}.resume_from_path": "s3://b/run/global_step_7",
         TRAINED: ["train.jsonl", "https://h/more.parquet"],
         "buffer.explorer_input.eval_tasksets": [{"name": "held_out", "path": "s3a://b/held_out"}],
     }
@@ -56,15 +58,17 @@ def test_every_key_that_takes_an_address_gets_its_copy(tmp_path: Path) -> None:
         "model.lora_configs[0].path": "gs://b/adapter",
         "explorer.auxiliary_models[0].model_path": "oss://b/judge",
         f"{HEAD}.model.path": "hdfs://n/reward",
+        f"{RESUMED}.resume_from_path": "s3://b/run/global_step_7",
         f"{TRAINED}[1]": "https://h/more.parquet",
         "buffer.explorer_input.eval_tasksets[0].path": "s3a://b/held_out",
     }
-    assert all((patterns is None) == ("tasksets" in key or "taskset" in key) for key, _, patterns in asked)
+    assert all((patterns is None) == ("taskset" in key or RESUMED in key) for key, _, patterns in asked)
     assert not any("*.bin" in (patterns or ()) for _, _, patterns in asked)
     assert config.model.model_path == config.buffer.tokenizer_path == "/copies/policy"
     assert config.model.lora_configs is not None and config.model.lora_configs[0].path == "/copies/adapter"
     assert config.explorer.auxiliary_models[0].model_path == "/copies/judge"
     assert config.trainer.trainer_config.reward_model.model.path == "/copies/reward"
+    assert config.trainer.trainer_config.trainer.resume_from_path == "/copies/global_step_7"
     assert section.taskset is not None and section.taskset.path == ("train.jsonl", "/copies/more.parquet")
     assert section.eval_tasksets[0].path == "/copies/held_out"
     text = dump_config(config, stage.references, addresses=stage.addresses)

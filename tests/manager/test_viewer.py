@@ -31,6 +31,7 @@ from trinity.buffer.wanted import Wanted
 from trinity.common.errors import EnvironmentProblem, ExitCode
 from trinity.common.experience import EID, Experience
 from trinity.common.schema.sql_schema import Base, ExperienceModel
+from trinity.manager import serving
 from trinity.manager.viewer import page, server
 from trinity.manager.viewer.settings import ViewerSettings
 from trinity.manager.viewer.shown import token_rows
@@ -231,8 +232,8 @@ def test_a_database_that_goes_and_a_tokenizer_that_is_not_there_are_said(
     )
 
 
-class Viewing:
-    """A `trinity` command that serves the viewer."""
+class Serving:
+    """A `trinity` command that serves a page."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -241,12 +242,12 @@ class Viewing:
         )  # fmt: skip
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            found = re.search(r"viewer: (http://127\.0\.0\.1:(\d+)/[\w-]{20,}/) ", line)
+            found = re.search(r"(?:viewer|studio): (http://127\.0\.0\.1:(\d+)/[\w-]{20,}/) ", line)
             if found:
                 self.address, self.port = found[1], int(found[2])
                 break
         else:
-            raise AssertionError(f"the viewer ended with status {self.process.wait()}")
+            raise AssertionError(f"the server ended with status {self.process.wait()}")
 
     def get(self, address: str) -> httpx.Response:
         """Return the answer once the server listens."""
@@ -258,7 +259,7 @@ class Viewing:
                 assert self.process.poll() is None and time.monotonic() < end
                 time.sleep(0.1)
 
-    def __enter__(self) -> Viewing:
+    def __enter__(self) -> Serving:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -268,7 +269,7 @@ class Viewing:
 
 @pytest.mark.slow
 def test_the_server_answers_at_its_secret_path_of_the_loopback_address_alone(tmp_path: Path, write: Write) -> None:
-    with Viewing(tmp_path, "view", "--url", str(write(4)), "--port", "0") as viewing:
+    with Serving(tmp_path, "view", "--url", str(write(4)), "--port", "0") as viewing:
         answer = viewing.get(viewing.address)
         assert answer.status_code == 200 and "<title>Streamlit</title>" in answer.text
         assert viewing.get(f"{viewing.address}_stcore/health").text == "ok"
@@ -329,6 +330,6 @@ def test_a_port_that_is_taken_and_streamlit_that_is_missing_are_said(
         settings = ViewerSettings(str(write(1)))
         with pytest.raises(EnvironmentProblem, match=rf"E3431.*process {os.getpid()} .*give another --port, or 0"):
             server.serve_viewer(settings, port=taken.getsockname()[1], say=print)
-    monkeypatch.setattr(server, "is_installed", lambda package: False)
+    monkeypatch.setattr(serving, "is_installed", lambda package: False)
     with pytest.raises(EnvironmentProblem, match=r"E3301.*streamlit.*pip install 'trinity-rft\[studio\]'"):
         server.serve_viewer(settings, port=0, say=print)

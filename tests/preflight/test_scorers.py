@@ -11,7 +11,7 @@ from tests.common.config.test_dialects import with_parts
 from trinity.launch.validation import check
 from trinity.preflight.scorers import missing_function
 
-CODES = ("E4004", "E5136", "E5137", "E7058")
+CODES = ("E4004", "E5136", "E5137", "E7058", "W7059", "W3112")
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,10 @@ CODES = ("E4004", "E5136", "E5137", "E7058")
         ("openai/gsm8k", ["data.reward_fn_key=nope"], "E4004", "'nope'"),
         ("openai/gsm8k", ["trainer.resume_mode=resume_path", "trainer.resume_from_path=HERE/global_step_2"], "E7058",
          "global_step_2"),
+        ("openai/gsm8k", ["trainer.resume_mode=resume_path", "trainer.resume_from_path=HERE/global_step_3"], "W7059",
+         "data.pt of"),
+        ("openai/gsm8k", ["trainer.resume_mode=resume_path", "trainer.resume_from_path=s3://b/global_step_2"], "W3112",
+         "nothing of it was looked at"),
     ],
 )  # fmt: skip
 def test_what_could_not_be_scored_or_resumed_is_told(
@@ -38,6 +42,8 @@ def test_what_could_not_be_scored_or_resumed_is_told(
     }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "score.py").write_text("import no_such_package\n\ndef compute_score(**row):\n    return 1.0\n")
+    (tmp_path / "global_step_3").mkdir()
+    (tmp_path / "global_step_3" / "data.pt").touch()
     values = with_parts(
         data__train_files=str(tmp_path / "rows.jsonl"), trainer__default_local_dir=str(tmp_path / "out")
     )

@@ -195,15 +195,23 @@ class DatasetReader:
         Raises:
             CheckpointError: the dataset or the selector changed (E7005).
         """
+        self.return_to(state)
+        self._selection.load_state_dict(state)
+        self.num_overlong = int(state["num_overlong"])
+        for number, row in state.get("refused", []):
+            self._refuse(number, BadRow(**row))
+
+    def return_to(self, state: dict[str, Any]) -> None:
+        """Take the rows that a `state_dict` knew, from the first on.
+
+        Raises:
+            CheckpointError: the dataset or the selector changed (E7005).
+        """
         num_rows = state.get("num_rows", len(self.table))
         if isinstance(self.table, SQLTable) and num_rows < len(self.table):
             self._open(self.table.first(num_rows))
         own = {"fingerprint": self.fingerprint, "selector_type": type(self._selection.selector).__name__}
         check_unchanged(f"buffer {self.config.name!r}", own, state)
-        self._selection.load_state_dict(state)
-        self.num_overlong = int(state["num_overlong"])
-        for number, row in state.get("refused", []):
-            self._refuse(number, BadRow(**row))
 
     def write_quarantine(self, folder: Path) -> Path | None:
         """Write the rows that are left out to `<folder>/<buffer>.jsonl`.

@@ -94,6 +94,8 @@ def _row(row: ExperienceModel) -> dict[str, Any]:
 
 
 def _payload(row: ExperienceModel) -> dict[str, Any]:
+    if row.experience_bytes is None:
+        return dict.fromkeys(_OF_PAYLOAD)
     try:
         experience = row.to_experience()
     except DataError:

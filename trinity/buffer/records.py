@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from sqlalchemy import Engine, and_, create_engine, event, inspect, select
+from sqlalchemy import ColumnElement, Engine, and_, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session, lazyload
@@ -130,11 +130,19 @@ class Records:
 
     def of_step(self, run: str, step: int, *, buffer: str) -> list[ExperienceModel]:
         """Return what a training step used, in the order of its batch."""
-        row, used = ExperienceModel, StepExperienceModel
-        same = [getattr(used, name) == getattr(row, name) for name in ("run", "stage", "buffer", "uid")]
-        with self._session() as session:
-            asked = select(row).join(used, and_(*same)).where(used.run == run, used.buffer == buffer, used.step == step)
-            return list(session.scalars(asked.order_by(used.pos)))
+        used = StepExperienceModel
+        return self._used(used.run == run, used.buffer == buffer, used.step == step)
+
+    def taken(self, job: str, step: int, *, buffer: str) -> list[ExperienceModel]:
+        """Return what a training step of another job took from a queue.
+
+        Args:
+            job: name of that consumer.
+            step: its training step.
+            buffer: name of the queue.
+        """
+        used = StepExperienceModel
+        return self._used(used.consumer == job, used.buffer == buffer, used.step == step)
 
     def steps(self, run: str, *, buffer: str) -> list[int]:
         """Return the training steps of a run that used experiences of a buffer."""
@@ -167,6 +175,12 @@ class Records:
                 select(row.stage, row.buffer).where(row.run == run).distinct().order_by(row.buffer)
             )
             return {buffer: fates.of_buffer(connection, Scope(run, stage, buffer)) for stage, buffer in scopes.all()}
+
+    def _used(self, *conditions: ColumnElement[bool]) -> list[ExperienceModel]:
+        row, used = ExperienceModel, StepExperienceModel
+        same = [getattr(used, name) == getattr(row, name) for name in ("run", "stage", "buffer", "uid")]
+        with self._session() as session:
+            return list(session.scalars(select(row).join(used, and_(*same)).where(*conditions).order_by(used.pos)))
 
     def _session(self) -> _Asking:
         return _Asking(self._engine, self.url)

@@ -24,6 +24,7 @@ from trinity.cli.replay import replay
 from trinity.cli.rescore import rescore
 from trinity.cli.run import run
 from trinity.cli.show import show
+from trinity.cli.studio import studio
 from trinity.cli.try_tasks import try_tasks
 from trinity.cli.validate import validate
 from trinity.cli.view import view
@@ -66,6 +67,7 @@ app.command("try")(try_tasks)
 app.command()(debug)
 app.command("env-check")(env_check)
 app.command()(view)
+app.command()(studio)
 app.command()(show)
 app.command()(replay)
 app.command()(rescore)

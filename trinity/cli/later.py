@@ -9,8 +9,6 @@ import typer
 from trinity.common.errors import ExitCode, NotAvailableError
 
 INSTEAD = {
-    "studio": "`trinity quickstart --prepare-only` writes a file to start from; `trinity validate` and "
-    "`trinity config schema` say what its keys mean",
     "perf": "metrics.jsonl of the job folder holds the time/ and perf/ numbers of every step",
 }
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}

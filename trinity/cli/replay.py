@@ -103,7 +103,8 @@ def _sample_lines(found: Replayed, number: int) -> Iterator[str]:
         "  ", " "
     )
     for each in samples[:number]:
-        facts = f"{each['uid']}  reward {each['reward']}  weights {each['model_version']}"
+        known = {"reward": each["reward"], "weights": each["model_version"]}
+        facts = "  ".join([each["uid"], *(f"{name} {value}" for name, value in known.items() if value is not None)])
         own, other = each["run"], each.get("changed")
         line = f"{facts}  loss {own['loss']:.6g}  clipped {own['clipped']}"
         if found.other is not None:

@@ -17,6 +17,7 @@ CACHE_DIR_ENV_VAR = "TRINITY_CACHE_DIR"
 
 SELECTOR_METRIC = "selector_metric"
 LORA_FOLDER = "lora_adapter"  # of a checkpoint whose trained part is an adapter
+VERL_DATA = "data.pt"  # of a checkpoint of veRL: the state of its data loader
 PROCESSOR = "preprocessor_config.json"
 
 # How the losses of tokens become one number: in Trinity's convention, and in veRL's.

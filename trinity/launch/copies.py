@@ -24,7 +24,8 @@ from trinity.utils.remote.addresses import is_remote, shown
 from trinity.utils.remote.copies import Copy, fetch, kept_copy
 
 RECORDED = "fetched"
-NAMES = frozenset({"path", "inputs"})
+NAMES = frozenset({"path", "inputs", "resume_from_path"})
+_RESUME = "trainer.trainer_config.trainer.resume_from_path"
 _PIPELINE = "data_processor.task_pipeline.inputs"
 _logger = get_logger("launch")
 
@@ -92,7 +93,7 @@ def with_copies(config: Config) -> Config:
 def _wanted(config: Config) -> list[_Wanted]:
     """Return the addresses that a stage reads from, once each."""
     found: dict[str, _Wanted] = {}
-    for key, path, patterns in (*_models(config), *_data(config)):
+    for key, path, patterns in (*_models(config), *_data(config), *_checkpoints(config)):
         if is_remote(path):
             old = found.setdefault(path, _Wanted(key, path, patterns))
             wider = old.patterns if patterns is None or len(old.patterns or ()) > len(patterns) else patterns
@@ -114,6 +115,12 @@ def _data(config: Config) -> Iterator[tuple[str, str, None]]:
         for index, place in enumerate(places_of(path)):
             name = key if key.startswith(_PIPELINE) else f"{key}.path"
             yield name if isinstance(path, str) else f"{name}[{index}]", place, None
+
+
+def _checkpoints(config: Config) -> Iterator[tuple[str, str, None]]:
+    verl = config.trainer.trainer_config.trainer
+    if verl.resume_mode == "resume_path":
+        yield _RESUME, verl.resume_from_path or "", None
 
 
 def kept(address: str, *, patterns: Sequence[str] | None, key: str) -> Copy | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from trinity.common.config.dialects.showing import converted
 from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.showing import leaves
 from trinity.common.config.tree import Path as TreePath
-from trinity.common.config.tree import dotted, value_at
+from trinity.common.config.tree import Tree, dotted, value_at
 
 DIALECTS = ("trinity", "verl", "modelarts")
 
@@ -70,16 +70,17 @@ def to_foreign(path: Path, overrides: Sequence[str], *, to: str) -> Converted:
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=2**20)
     problems = [problem for problem in (*opened.problems, *problems) if problem.is_error]
     if not problems:
-        problems = _unsaid(tree.values, values, to=to, file=str(path), is_whole=opened.dialect is not None)
+        problems = _unsaid(tree, values, to=to, file=str(path), is_whole=opened.dialect is not None)
     return Converted(text, opened.dialect or "Trinity", problems)
 
 
-def _unsaid(values: dict[str, Any], foreign: dict[str, Any], *, to: str, file: str, is_whole: bool) -> list[Finding]:
+def _unsaid(tree: Tree, foreign: dict[str, Any], *, to: str, file: str, is_whole: bool) -> list[Finding]:
     """Return what a configuration of ours means and its new form does not.
 
     Absent keys of a foreign file have that tool's defaults on both sides, so that with `is_whole` all keys are
     compared; of a file of ours those that it writes.
     """
+    values = tree.values
     plan, problems = examine(values, catalogue=BUILT_IN, schema_only=True)
     before, known = plan.stages[0].config, {problem.code for problem in problems if problem.is_error}
     plan, problems = examine(foreign, catalogue=BUILT_IN, schema_only=True)
@@ -87,16 +88,20 @@ def _unsaid(values: dict[str, Any], foreign: dict[str, Any], *, to: str, file: s
     # What is wrong with the file anyway is no matter of its form.
     added = [problem for problem in problems if problem.is_error and problem.code not in known]
     return added or [
-        Finding(
-            "E1947",
-            dotted(place),
-            f"`{dotted(place)}` is {value!r}, which a file of {to} does not say; it would be {_at(after, place)!r}",
-            file=file,
-            suggestion="remove it, or keep the file as it is",
-        )
+        _unsaid_at(tree, place, value, other=_at(after, place), to=to, file=file)
         for place, value in (leaves(before.model_dump(exclude={"written"})) if is_whole else leaves(values))
         if _at(before, place) != _at(after, place)
     ]
+
+
+def _unsaid_at(tree: Tree, place: TreePath, value: Any, *, other: Any, to: str, file: str) -> Finding:
+    found = tree.problem(
+        "E1947",
+        place,
+        f"`{dotted(place)}` is {value!r}, which a file of {to} does not say; it would be {other!r}",
+        suggestion="remove it, or keep the file as it is",
+    )
+    return found if found.file is not None else replace(found, file=file)
 
 
 def _at(config: Config, place: TreePath) -> Any:

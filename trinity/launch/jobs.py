@@ -172,12 +172,7 @@ def stop_job(folder: Path, *, part: str | None = None, timeout_s: float) -> list
         AlreadyRunningError: it runs on another machine, or as another user (E8006).
         DeadlineError: it has not ended in time (E8007).
     """
-    running = [each for each in job_state(folder).parts if each.is_running and part in (None, each.name)]
-    if not running:
-        what = "nothing of it runs" if part is None else f"no part {part!r} of it runs"
-        raise ConfigError(f"{folder}: {what} on this machine; `trinity status {folder}` shows its state", code="E8005")
-    for each in running:
-        _signal(folder, each)
+    running = ask_to_stop(folder, part=part)
     deadline = time.monotonic() + timeout_s
     while any(is_held(_lock(folder, each)) for each in running):
         if time.monotonic() > deadline:
@@ -187,6 +182,20 @@ def stop_job(folder: Path, *, part: str | None = None, timeout_s: float) -> list
                 code="E8007",
             )
         time.sleep(POLL_S)
+    return running
+
+
+def ask_to_stop(folder: Path, *, part: str | None = None) -> list[PartState]:
+    """Ask the processes of a job to stop, and do not wait; see `stop_job`.
+
+    Asked a second time, they end at once and lose their step.
+    """
+    running = [each for each in job_state(folder).parts if each.is_running and part in (None, each.name)]
+    if not running:
+        what = "nothing of it runs" if part is None else f"no part {part!r} of it runs"
+        raise ConfigError(f"{folder}: {what} on this machine; `trinity status {folder}` shows its state", code="E8005")
+    for each in running:
+        _signal(folder, each)
     return running
 
 

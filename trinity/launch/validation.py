@@ -45,9 +45,9 @@ def check(
 
 
 def _checked_at_run(plan: Plan) -> Iterator[Finding]:
-    catalogues = {stage.config.algorithm.algorithm_type: stage.catalogue for stage in plan.stages}
-    for name, catalogue in catalogues.items():
-        entry = catalogue.entry("algorithm_type", name)
+    stages = {stage.config.algorithm.algorithm_type: stage for stage in plan.stages}
+    for name, stage in stages.items():
+        entry = stage.catalogue.entry("algorithm_type", name)
         if entry is not None and entry.has_check:
             message = f"`check_config` of algorithm_type {name} is code of a plugin; it is called when the run starts"
-            yield Finding("W3910", "algorithm.algorithm_type", message)
+            yield stage.placed(Finding("W3910", "algorithm.algorithm_type", message))

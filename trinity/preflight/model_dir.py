@@ -97,7 +97,7 @@ def _missing_path(given: str, root: Path, *, key: str) -> Finding:
     near = difflib.get_close_matches(root.name, siblings, n=1)
     if near:
         hint += f"; did you mean {root.parent / near[0]}?"
-    return Finding("E3101", key, f"model_path {given} {what}{hint or '; give the directory of a model'}")
+    return Finding("E3101", key, f"`{key}`: {given} {what}{hint or '; give the directory of a model'}")
 
 
 def not_fetched(key: str, address: str) -> Finding:

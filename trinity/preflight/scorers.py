@@ -14,9 +14,11 @@ from trinity.buffer.data_files import data_files, places_of
 from trinity.buffer.rows import DataRow, read_rows
 from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
+from trinity.common.constants import VERL_DATA
 from trinity.common.errors import DataError
 from trinity.common.rewards.verl.scorers import has_scorer, no_scorer
 from trinity.preflight.data import MAX_ROWS, tasksets
+from trinity.preflight.model_dir import not_fetched
 from trinity.utils.remote.addresses import is_remote
 from trinity.utils.syntax import parsed
 
@@ -46,12 +48,22 @@ def check_scorers(config: Config) -> Iterator[Finding]:
 def check_resumed(config: Config) -> Iterator[Finding]:
     """Yield that the checkpoint to resume from is not there."""
     verl = config.trainer.trainer_config.trainer
-    if verl.resume_mode == "resume_path" and verl.resume_from_path is not None:
-        folder = Path(verl.resume_from_path).expanduser().absolute()
-        if not folder.is_dir():
-            yield Finding(
-                "E7058", str(RESUME), f"`{RESUME}`: there is no folder {folder}; give a folder global_step_N of the job"
-            )
+    if verl.resume_mode != "resume_path" or verl.resume_from_path is None:
+        return
+    folder = Path(verl.resume_from_path).expanduser().absolute()
+    if is_remote(verl.resume_from_path):
+        yield not_fetched(str(RESUME), verl.resume_from_path)
+    elif not folder.is_dir():
+        yield Finding(
+            "E7058", str(RESUME), f"`{RESUME}`: there is no folder {folder}; give a folder global_step_N of the job"
+        )
+    elif (folder / VERL_DATA).is_file():
+        yield Finding(
+            "W7059",
+            str(RESUME),
+            f"`{RESUME}`: {VERL_DATA} of {folder} is veRL's order of the rows, which is not continued; the rows of the "
+            "first steps in the order of this run count as read",
+        )
 
 
 def missing_function(file: Path, name: str) -> str | None:

@@ -87,6 +87,40 @@ def open_auxiliary(
     return readers
 
 
+def consumer_of(job: str) -> str:
+    """Return the name under which a job takes rollouts from queues.
+
+    Args:
+        job: `project/name`.
+    """
+    return job if len(job) <= _MAX_NAME else xxhash.xxh3_128_hexdigest(job.encode())
+
+
+def demonstration(experience: Experience, tokenizer: PreTrainedTokenizerBase, *, queue: str) -> Experience:
+    """Return an experience of another run as something to imitate.
+
+    Its identity is one that no rollout of this run has.
+
+    Args:
+        experience: as the other run stored it.
+        tokenizer: of the model that is trained.
+        queue: name of the buffer that it is from.
+
+    Raises:
+        DataError: nothing in it can be imitated (E4025).
+    """
+    row, eid = tokenized(experience, tokenizer), experience.eid
+    return Experience(
+        eid=EID(f"{queue}/{eid.batch}", eid.task, eid.run, eid.step, eid.suffix),
+        tokens=torch.tensor(row.tokens, dtype=torch.long),
+        prompt_length=row.prompt_length,
+        action_mask=torch.tensor(row.action_mask, dtype=torch.bool),
+        info={"dataset": queue, "uid": eid.uid},
+        prompt_text=experience.prompt_text,
+        response_text=experience.response_text,
+    )
+
+
 class QueueReader:
     """Demonstrations from a queue to which another run appends.
 
@@ -123,7 +157,7 @@ class QueueReader:
     ) -> None:
         self.config = config
         self.setting = f"buffer.trainer_input.auxiliary_buffers.{key}"
-        self.consumer = job if len(job) <= _MAX_NAME else xxhash.xxh3_128_hexdigest(job.encode())
+        self.consumer = consumer_of(job)
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.num_dropped = {"unusable": 0, "overlong": 0}
@@ -243,7 +277,7 @@ class QueueReader:
         dropped: dict[str, list[str]] = {}
         for experience in found:
             try:
-                made = self._demonstration(experience)
+                made = demonstration(experience, self.tokenizer, queue=self.config.name)
             except DataError as error:
                 if not self.num_dropped["unusable"]:
                     logger.warning("%s: %s; it is dropped, as others will be", self._place, error)
@@ -259,19 +293,6 @@ class QueueReader:
         for reason, uids in dropped.items():
             self._store.drop(token, uids, reason)
         return usable
-
-    def _demonstration(self, experience: Experience) -> Experience:
-        """Return a demonstration with an ID that no rollout of this run has."""
-        row, eid = tokenized(experience, self.tokenizer), experience.eid
-        return Experience(
-            eid=EID(f"{self.config.name}/{eid.batch}", eid.task, eid.run, eid.step, eid.suffix),
-            tokens=torch.tensor(row.tokens, dtype=torch.long),
-            prompt_length=row.prompt_length,
-            action_mask=torch.tensor(row.action_mask, dtype=torch.bool),
-            info={"dataset": self.config.name, "uid": eid.uid},
-            prompt_text=experience.prompt_text,
-            response_text=experience.response_text,
-        )
 
     def _raise_starved(self, is_at_end: bool) -> None:
         if is_at_end:

@@ -6,9 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ConsumerToken, ExperienceStore
+from trinity.common.config import Config
+from trinity.common.config.resolved import schema_of
 from trinity.common.experience import Experience
+from trinity.trainer.state import TrainerState
 
 
 class BufferSource:
@@ -146,3 +151,39 @@ class DatasetSource:
     def metrics(self) -> dict[str, float]:
         """Return the counts of rows that were left out."""
         return self.reader.metrics()
+
+    def planned_steps(self, batch_size: int) -> int | None:
+        """Return the training steps of all epochs; None without an end."""
+        return -(-len(self.reader) * self.reader.total_epochs // batch_size) or None
+
+
+def open_dataset(config: Config, *, tokenizer: PreTrainedTokenizerBase, state: TrainerState | None) -> DatasetReader:
+    """Open the dataset that a run trains on, at its place in a checkpoint.
+
+    Args:
+        config: resolved configuration of an algorithm that learns from a dataset.
+        tokenizer: with its chat template.
+        state: of the checkpoint; None: at the beginning.
+
+    Raises:
+        DataError: the dataset cannot be used (E4001 to E4062).
+        CheckpointError: the dataset or its selector changed since the checkpoint (E7005).
+    """
+    buffer = config.buffer.trainer_input.experience_buffer
+    assert buffer is not None, "the configuration of an algorithm of a dataset names it"
+    has_steps = config.trainer.total_steps is not None or config.buffer.total_steps is not None
+    reader = DatasetReader(
+        buffer,
+        tokenizer=tokenizer,
+        schema=schema_of(config),
+        seed=config.seed,
+        max_length=config.model.max_model_len,
+        total_epochs=0 if has_steps else config.buffer.total_epochs,
+        max_bad_row_ratio=config.buffer.max_bad_row_ratio,
+        model_path=config.model.model_path,
+    )
+    if state is not None and state.begun_from:
+        reader.skip(state.step * config.buffer.train_batch_size)
+    elif state is not None:
+        reader.load_state_dict(state.source)
+    return reader

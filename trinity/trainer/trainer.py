@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from trinity.algorithm import SampleStrategy
 from trinity.algorithm.planning import planned_steps
 from trinity.algorithm.sample_strategy.making import make_strategy, sample
-from trinity.buffer.dataset_reader import DatasetReader
 from trinity.buffer.store import ExperienceStore
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
@@ -32,7 +31,7 @@ from trinity.synchronizer.transport import transport_of
 from trinity.trainer.auxiliary import open_auxiliary
 from trinity.trainer.backend import TrainerBackend, run_on
 from trinity.trainer.rank_group import backend_of
-from trinity.trainer.source import BufferSource, DatasetSource
+from trinity.trainer.source import BufferSource, DatasetSource, open_dataset
 from trinity.trainer.state import (
     TrainerState,
     check_reference,
@@ -139,7 +138,7 @@ class Trainer:
         batch_size = config.buffer.train_batch_size
         self._total_steps = planned_steps(config, explore_steps)
         if self._total_steps is None and isinstance(source, DatasetSource):
-            self._total_steps = -(-len(source.reader) * source.reader.total_epochs // batch_size) or None
+            self._total_steps = source.planned_steps(batch_size)
         self._strategy = self._make_strategy(source, batch_size)
         if state is not None and not state.begun_from:
             self._strategy.load_state_dict(state.sampler)
@@ -163,22 +162,7 @@ class Trainer:
             timeout_s = 1800.0 if buffer is None else buffer.max_read_timeout
             self._source = BufferSource(self.store, token, timeout_s=timeout_s)
             return self._source
-        assert buffer is not None, "the configuration of an algorithm of a dataset names it"
-        has_steps = config.trainer.total_steps is not None or config.buffer.total_steps is not None
-        reader = DatasetReader(
-            buffer,
-            tokenizer=self.tokenizer or load_tokenizer(config.model),
-            schema=schema_of(config),
-            seed=config.seed,
-            max_length=config.model.max_model_len,
-            total_epochs=0 if has_steps else config.buffer.total_epochs,
-            max_bad_row_ratio=config.buffer.max_bad_row_ratio,
-            model_path=config.model.model_path,
-        )
-        if state is not None and state.begun_from:
-            reader.skip(state.step * config.buffer.train_batch_size)
-        elif state is not None:
-            reader.load_state_dict(state.source)
+        reader = open_dataset(config, tokenizer=self.tokenizer or load_tokenizer(config.model), state=state)
         self._source = DatasetSource(reader, quarantine=Path(config.checkpoint_job_dir) / "buffer" / "quarantine")
         return self._source
 

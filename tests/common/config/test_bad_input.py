@@ -145,7 +145,7 @@ def test_the_text_of_a_problem_shows_the_line(examined: Examine) -> None:
     [
         ("checkpoint_root_dir", "hdfs://nn/place", "keep it on a local disk"),
         ("checkpoint_root_dir", "s3://nn/place", "keep it on a local disk"),
-        ("trainer.trainer_config.trainer.resume_from_path", "s3://nn/place", "s3://nn/place/actor/huggingface"),
+        ("trainer.trainer_config.trainer.resume_from_path", "https://nn/place", "mount or download nn/place"),
         ("model.model_path", "ftp://nn/place", "mount or download nn/place"),
         ("model.model_path", "https://nn/place", "mount or download nn/place"),
         ("buffer.explorer_input.taskset.path", "ftp://nn/place", "mount or download nn/place"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,20 @@ def test_the_script_of_the_faq_runs_as_written(tmp_path: Path) -> None:
     ]
 
 
+def test_the_script_of_the_faq_shows_what_is_left_where_payloads_were_pruned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/countdown_buffer.db") as store:
+        store.append("countdown_buffer", [sampled(t) for t in range(6)], run="r", producer="p", explore_step=1)
+    with closing(sqlite3.connect(tmp_path / "countdown_buffer.db")) as database, database:
+        database.execute("delete from experience_blob where id < 4")
+    (tmp_path / "faq.py").write_text(FAQ_SCRIPT.format(url=f"sqlite:///{tmp_path}/countdown_buffer.db"))
+    runpy.run_path(str(tmp_path / "faq.py"))
+    assert capsys.readouterr().out.splitlines() == [
+        f"exp.prompt_text='question {t}' exp.response_text='answer {t}'" for t in range(4)
+    ]
+
+
 def test_both_published_paths_name_the_same_classes() -> None:
     for name in ("ExperienceModel", "SFTDataModel", "DPODataModel", "TaskModel"):
         assert getattr(published, name) is getattr(home, name)
@@ -92,5 +109,10 @@ def test_a_row_holds_text_tags_and_the_whole_experience(tmp_path: Path) -> None:
         assert row.to_experience().prompt_text == before.prompt_text
         assert torch.equal(row.to_experience().logprobs, before.logprobs)
         row.experience_bytes = None
-        with pytest.raises(DataError, match="1/2/0/0/ .* has no payload any more"):
-            row.to_experience()
+        left = row.to_experience()
+        assert (left.eid, left.reward, left.info) == (before.eid, 0.5, {"model_version": 3})
+        assert left.prompt_text == row.prompt_text and "answer 2" in repr(left)
+        for read in (lambda: left.tokens, lambda: left.logprobs, lambda: left.metrics, left.serialize):
+            with pytest.raises(DataError, match="1/2/0/0/ .* has no payload any more") as caught:
+                read()
+            assert caught.value.code == "E5104"

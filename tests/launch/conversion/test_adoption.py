@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -21,10 +23,12 @@ from tests.tiny import tiny_model
 from tests.verl_checkpoints import Written
 from trinity.common.checkpoint import CheckpointStore, verify_checkpoint
 from trinity.common.config import Config
+from trinity.common.constants import CACHE_DIR_ENV_VAR
 from trinity.common.errors import CheckpointError
 from trinity.common.models.utils import load_state_dict
-from trinity.launch.conversion.adoption import adopted
+from trinity.launch.conversion.adoption import adopted, tell_rows
 from trinity.launch.conversion.exporting import Exported, ExportRequest, export_checkpoint
+from trinity.launch.rewind import is_foreign
 from trinity.launch.run import RunOptions, plan_run
 from trinity.trainer.verl.random_state import restore_random_state
 from trinity.trainer.verl.worker import ActorWorker
@@ -95,6 +99,45 @@ def test_a_run_goes_on_at_the_step_of_the_checkpoint(tmp_path: Path, verl: Writt
     again = run.finish("--set", "buffer.total_steps=23")
     assert again.status == 0 and "continuing from step 22" in again.output, again.output
     assert [line["step"] for line in run.lines("trainer")] == [21, 22, 23]
+
+
+@pytest.mark.parametrize(
+    ("state", "order", "said", "is_lost"),
+    [
+        ({"_num_yielded": 20}, "sequential", "had read 20 batches", False),
+        ({"_num_yielded": 4}, "sequential", "had read 4 batches", True),
+        ({"_snapshot": {"_snapshot_step": 19}, "_steps_since_snapshot": 1}, "shuffle", "had read 20 batches", True),
+        ({"other": 1}, "shuffle", "of a newer form", True),
+        (Path("x"), "shuffle", "objects other than tensors", True),
+    ],
+)
+def test_what_of_veRLs_place_in_the_data_is_not_continued_is_told(
+    planned: Planned, verl: Written, tmp_path: Path, caplog: Any, state: Any, order: str, said: str, is_lost: bool
+) -> None:
+    config = planned(f"buffer.explorer_input.taskset.data_selector.selector_type={order}")
+    torch.save(state, tmp_path / "data.pt")
+    with caplog.at_level(logging.INFO, logger="trinity.launch"):
+        tell_rows(config, tmp_path, 20)
+    (told,) = caplog.records
+    assert said in told.getMessage() and ("[W7059]" in told.getMessage()) == (told.levelname == "WARNING") == is_lost
+
+
+def test_a_checkpoint_at_an_address_is_copied_whole_and_continued(
+    planned: Planned, verl: Written, tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.filesystem("memory").put(str(verl.folder), f"{memory}/run/global_step_20", recursive=True)
+    place = "trainer.trainer_config.trainer"
+    for cache in ("cache", "moved"):
+        monkeypatch.setenv(CACHE_DIR_ENV_VAR, str(tmp_path / cache))
+        config = planned(f"{place}.resume_mode=resume_path", f"{place}.resume_from_path={memory}/run/global_step_20")
+        copy = Path(str(config.trainer.trainer_config.trainer.resume_from_path))
+        assert copy.is_relative_to(tmp_path / cache) and copy.name == "global_step_20"
+        assert is_foreign(store_of(config), copy)
+        made = adopted(config, store_of(config), copy)
+        assert made == store_of(config).job_dir / "global_step_20"
+    for file in (verl.folder / "actor").glob("optim_*"):
+        assert (made / "actor" / file.name).read_bytes() == file.read_bytes()
+    assert CheckpointStore(made.parent).steps() == [20]
 
 
 def check_card(card: str, done: Exported) -> None:

@@ -39,7 +39,7 @@ def read_source(source: ConfigSource) -> Tree:
         ConfigErrors: the file cannot be read, or the values are not those of a YAML file.
     """
     if isinstance(source, Mapping):
-        return parse_text(_text(source, ""), GIVEN)
+        return parse_text(yaml_text(source), GIVEN)
     return read_file(Path(source))
 
 
@@ -52,7 +52,7 @@ def override_texts(overrides: Overrides | None) -> tuple[str, ...]:
         ConfigErrors: a key is no text (E1012), or a value is not plain (E1011).
     """
     if isinstance(overrides, Mapping):
-        return tuple(f"{key}={_text(value, key, is_line=True)}" for key, value in _leaves(overrides, ""))
+        return tuple(f"{key}={yaml_text(value, key, is_line=True)}" for key, value in _leaves(overrides, ""))
     if isinstance(overrides, str):
         return (overrides,)
     return tuple(overrides or ())
@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def _text(value: Any, key: str, *, is_line: bool = False) -> str:
+def yaml_text(value: Any, key: str = "", *, is_line: bool = False) -> str:
     """Return a plain value as YAML text; a path is text, a tuple is a list."""
     try:
         text = yaml.dump(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -24,15 +25,23 @@ _RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _NODE = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.\[\]]*)\s*\}")
 _ENV = re.compile(r"(?<!\\)\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)")
 _PART = re.compile(r"[^.\[\]]+")
+Meant = Callable[[Path], str | None]
 VERL_ROOT: Path = ("trainer", "trainer_config")
 SHARED_WITH_VERL = ("trainer", "algorithm")
 """Sections that are called the same in veRL's files."""
 
 
-def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tree, list[Finding]]:
+def resolve_interpolations(
+    tree: Tree, *, only: Path | None = None, meant: Meant | None = None
+) -> tuple[Tree, list[Finding]]:
     """Return the tree with every interpolation replaced, and the problems.
 
-    A leaf with a problem is left out of the returned tree. With `only`, just this leaf is replaced.
+    A leaf with a problem is left out of the returned tree.
+
+    Args:
+        tree: the values.
+        only: just this leaf is replaced.
+        meant: returns the way out for a reference to nothing; by default one with keys of ours.
     """
     leaves = [path for path in tree.leaves() if _is_interpolation(tree.get(path)) and only in (None, path)]
     if not leaves:
@@ -43,10 +52,10 @@ def resolve_interpolations(tree: Tree, *, only: Path | None = None) -> tuple[Tre
         if problem is not None:
             problems[path] = problem
     good = [path for path in leaves if path not in problems]
-    source = _source(tree, good, bad=list(problems))
+    source = _source(tree, good, bad=list(problems), has_defaults=meant is None)
     resolved = tree.copy()
     for path in good:
-        value, problem = _resolve(source, tree, path)
+        value, problem = _resolve(source, tree, path, meant)
         if problem is not None:
             problems[path] = problem
             continue
@@ -125,15 +134,19 @@ def _leaf(tree: Tree, path: Path) -> Any:
         return None
 
 
-def _source(tree: Tree, good: list[Path], *, bad: list[Path]) -> Any:
-    """Return values, referenced defaults and aliases for interpolations."""
+def _source(tree: Tree, good: list[Path], *, bad: list[Path], has_defaults: bool) -> Any:
+    """Return values, referenced defaults and aliases for interpolations.
+
+    Defaults are those of our own keys, which files of other tools lack.
+    """
     copy = tree.copy()
     for path in bad:
         copy.drop(path)
     for path in good:
         for target in references(tree.get(path)):
-            _add_below_verl(copy, target)
-            _add_default(copy, target)
+            if has_defaults:
+                _add_below_verl(copy, target)
+                _add_default(copy, target)
     verl = _leaf(copy, VERL_ROOT)
     for name in verl if isinstance(verl, dict) else ():
         copy.values.setdefault(name, verl[name])
@@ -168,7 +181,7 @@ def _add_default(copy: Tree, target: Path) -> None:
             node.setdefault(path[-1], list(default) if isinstance(default, tuple) else default)
 
 
-def _resolve(source: Any, tree: Tree, path: Path) -> tuple[Any, Finding | None]:
+def _resolve(source: Any, tree: Tree, path: Path, meant: Meant | None) -> tuple[Any, Finding | None]:
     text = tree.get(path)
     try:
         node = source
@@ -176,7 +189,7 @@ def _resolve(source: Any, tree: Tree, path: Path) -> tuple[Any, Finding | None]:
             node = node[part]
         value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     except InterpolationKeyError:
-        return None, _unknown_reference(tree, path)
+        return None, _unknown_reference(tree, path, meant)
     except (OmegaConfBaseException, RecursionError) as error:
         return None, _failed(tree, path, error)
     if is_secret_name(str(path[-1])) and isinstance(value, str) and value != text:
@@ -199,16 +212,13 @@ def _failed(tree: Tree, path: Path, error: Exception) -> Finding:
     return tree.problem(code, path, f"cannot resolve `{dotted(path)}`: {_first_line(error)}", value=text)
 
 
-def _unknown_reference(tree: Tree, path: Path) -> Finding:
+def _unknown_reference(tree: Tree, path: Path, meant: Meant | None) -> Finding:
     text = tree.get(path)
     for target in references(text):
-        known = _leaf(tree, target) is not None or default_at(target)[0] or default_at((*VERL_ROOT, *target))[0]
-        if known:
+        has_own = meant is None and (default_at(target)[0] or default_at((*VERL_ROOT, *target))[0])
+        if has_own or _leaf(tree, target) is not None:
             continue
-        name = str(target[-1])
-        model = model_at(target[:-1])
-        near = nearest(name, model.model_fields) if model else None
-        hint = f"did you mean `{dotted((*target[:-1], near))}`?" if near else _elsewhere(name)
+        hint = (meant or _meant)(target)
         return tree.problem(
             "E1402",
             path,
@@ -217,6 +227,12 @@ def _unknown_reference(tree: Tree, path: Path) -> Finding:
             suggestion=hint,
         )
     return tree.problem("E1402", path, f"`{dotted(path)}` refers to a key that does not exist", value=text)
+
+
+def _meant(target: Path) -> str | None:
+    name, model = str(target[-1]), model_at(target[:-1])
+    near = nearest(name, model.model_fields) if model else None
+    return f"did you mean `{dotted((*target[:-1], near))}`?" if near else _elsewhere(name)
 
 
 def _elsewhere(name: str) -> str | None:

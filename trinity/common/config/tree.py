@@ -7,17 +7,13 @@ a stage's line, the global line that it overrides, a `--set` argument, an enviro
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from trinity.common.config.base import Section
 from trinity.common.config.problems import Finding
 
 Path = tuple[str | int, ...]
-_KEY = re.compile(r"(?<![\w./-])[a-z_]+(?:\.\w+|\[\d+\])+(?![\w/])")
-_WRITTEN = re.compile(r"`(\w+): ")
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,14 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line is not None else self.file
 
 
+class Words(Protocol):
+    """How problems speak of a file of another tool."""
+
+    def problem(self, tree: Tree, path: Path, found: Finding) -> Finding:
+        """Return a finding about a path of ours as one about that file."""
+        ...
+
+
 @dataclass
 class Tree:
     """Plain values and the origins of every path.
@@ -54,18 +58,16 @@ class Tree:
     Attributes:
         values: nested.
         origins: of each path, the one that counts first.
-        foreign_names: the key of another tool that gave each of our keys; problems speak of that.
-        foreign_hints: of these, the keys that take the same kind of value; ways out speak of that.
+        words: those of the file of another tool that became these values; problems speak in them.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, tuple[Origin, ...]] = field(default_factory=dict)
-    foreign_names: Mapping[str, str] = field(default_factory=dict)
-    foreign_hints: Mapping[str, str] = field(default_factory=dict)
+    words: Words | None = None
 
     def copy(self) -> Tree:
         """Return an independent copy."""
-        return Tree(copy.deepcopy(self.values), dict(self.origins), self.foreign_names, self.foreign_hints)
+        return Tree(copy.deepcopy(self.values), dict(self.origins), self.words)
 
     def origin(self, path: Path) -> Origin | None:
         """Return the origin of a path, or of the nearest enclosing one."""
@@ -101,12 +103,9 @@ class Tree:
 
     def problem(self, code: str, path: Path, message: str, **details: Any) -> Finding:
         """Return a problem at the origin of a path, with more fields of `Finding`."""
-        found = place_problem(self.origin(path), code, path, message, **details)
-        if not self.foreign_names:
-            return found
-        if found.suggestion is not None:
-            found = replace(found, suggestion=_foreign_hint(found.suggestion, path, self.foreign_hints))
-        return in_foreign_words(found, self.foreign_names)
+        if self.words is not None:
+            return self.words.problem(self, path, Finding(code, dotted(path), message, **details))
+        return _place_problem(self.origin(path), code, path, message, **details)
 
 
 def value_at(values: Any, path: Path) -> Any:
@@ -123,9 +122,9 @@ def value_at(values: Any, path: Path) -> Any:
     return values
 
 
-def place_problem(origin: Origin | None, code: str, path: Path, message: str, **details: Any) -> Finding:
+def _place_problem(origin: Origin | None, code: str, path: Path, message: str, **details: Any) -> Finding:
     """Return a problem at an origin."""
-    key = dotted(written_path(origin, path))
+    key = dotted(_written_path(origin, path))
     message = message.replace(f"`{dotted(path)}`", f"`{key}`")
     if origin is None:
         return Finding(code, key, message, **details)
@@ -141,39 +140,8 @@ def place_problem(origin: Origin | None, code: str, path: Path, message: str, **
     )
 
 
-def in_foreign_words(finding: Finding, names: Mapping[str, str]) -> Finding:
-    """Return a finding that speaks of the keys of another tool."""
-
-    def said(text: str) -> str:
-        return _KEY.sub(lambda found: names.get(found[0], found[0]), text)
-
-    hint = finding.suggestion
-    said_hint = None if hint is None else said(hint)
-    return replace(
-        finding, key=names.get(finding.key, finding.key), message=said(finding.message), suggestion=said_hint
-    )
-
-
-def _foreign_hint(hint: str, path: Path, names: Mapping[str, str]) -> str:
-    """Return a way out in foreign keys, where it has those of a section.
-
-    The section is that of `path`; the way out has the last parts of its keys.
-    """
-
-    def said(found: re.Match[str]) -> str:
-        name = names.get(dotted((*path[:-1], found[1])))
-        return found[0] if name is None else f"`{name}: "
-
-    return _WRITTEN.sub(said, hint)
-
-
-def written_path(origin: Origin | None, path: Path) -> Path:
-    """Return a path as written.
-
-    It is inside `stages[i]` if it comes from a stage, and a foreign key if one gave it.
-    """
-    if origin is not None and origin.kind == "foreign":
-        return origin.written
+def _written_path(origin: Origin | None, path: Path) -> Path:
+    """Return a path as written: inside `stages[i]` if it comes from a stage."""
     if origin is None or origin.written[:1] != ("stages",) or path[:1] == ("stages",):
         return path
     return (*origin.written[:2], *path)

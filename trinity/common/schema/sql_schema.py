@@ -1,6 +1,7 @@
 """Tables that users query: experiences, and datasets kept in SQL.
 
-`session.query(ExperienceModel).limit(4)` gives rows whose `to_experience()` is the whole experience.
+`session.query(ExperienceModel).limit(4)` gives rows whose `to_experience()` is the whole experience, while its
+payload is there.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from sqlalchemy import (
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from trinity.common.errors import DataError
 from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
+from trinity.common.schema.pruned import PrunedExperience
 
 READY, CLAIMED, TRAINED, DROPPED = "ready", "claimed", "trained", "dropped"
 _SCOPE = ("run", "stage", "buffer")
@@ -162,16 +163,24 @@ class ExperienceModel(Base):
     def to_experience(self) -> Experience:
         """Return the experience of this row.
 
+        Without a payload it is a `PrunedExperience`: identity, reward and texts, of which anything else is an error
+        (E5104).
+
         Raises:
-            DataError: the payload was pruned (E5104) or cannot be read (E5101).
+            DataError: the payload cannot be read (E5101).
         """
-        if self.experience_bytes is None:
-            raise DataError(
-                f"experience {self.uid} ({self.state}) has no payload any more: it was pruned after training or was "
-                "too large; a larger buffer.keep_payloads keeps more of them",
-                code="E5104",
-            )
-        return Experience.deserialize(self.experience_bytes)
+        payload = self.experience_bytes
+        if payload is not None:
+            return Experience.deserialize(payload)
+        return PrunedExperience(
+            self.uid,
+            reward=self.reward,
+            prompt_text=self.prompt_text,
+            response_text=self.response_text,
+            model_version=self.model_version,
+            reason=f"experience {self.uid} ({self.state}) has no payload any more: it was pruned after training or was "
+            "too large; a larger buffer.keep_payloads keeps more of them",
+        )
 
     @classmethod
     def from_experience(

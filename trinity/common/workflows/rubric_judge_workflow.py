@@ -78,10 +78,10 @@ class RubricJudgeWorkflow(SimpleWorkflow):
         """
         rated = super().score(responses)
         for response in rated:
-            response.metrics |= self._gold(response) | {"judge_success": len(rated) / len(responses)}
+            response.metrics |= self.gold(response) | {"judge_success": len(rated) / len(responses)}
         return rated
 
-    def _gold(self, response: Experience) -> dict[str, float]:
+    def gold(self, response: Experience) -> dict[str, float]:
         """Return the scores of the reward function; empty where it fails."""
         if self.reward_fn is None:
             return {}

@@ -24,7 +24,7 @@ from trinity.algorithm.planning import num_rollouts
 from trinity.common.checkpoint import CheckpointStore
 from trinity.common.config import Config
 from trinity.common.config.resolved import rhythm, schema_of
-from trinity.common.constants import LORA_FOLDER, Mode
+from trinity.common.constants import LORA_FOLDER, VERL_DATA, Mode
 from trinity.common.errors import CheckpointError
 from trinity.common.models.shards import RankShards, check_intact, read_state, shard_files
 from trinity.common.tensor_files import write_tensors_to
@@ -33,6 +33,7 @@ from trinity.synchronizer.schedule import sync_schedule
 from trinity.trainer.state import TrainerState, write_explorer_part
 from trinity.trainer.verl.random_state import random_state_of
 from trinity.trainer.verl.settings import actor_of
+from trinity.utils.caches import cache_dir
 from trinity.utils.disk import write_atomically
 from trinity.utils.log import get_logger
 
@@ -58,7 +59,7 @@ def adopted(config: Config, checkpoints: CheckpointStore, path: Path) -> Path | 
     """
     source, note = path.expanduser().absolute(), checkpoints.job_dir / NOTE
     begun = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
-    if begun == str(source) and checkpoints.steps():
+    if begun == _name(source) and checkpoints.steps():
         return checkpoints.latest()
     if checkpoints.steps():
         raise CheckpointError(
@@ -84,12 +85,61 @@ def adopted(config: Config, checkpoints: CheckpointStore, path: Path) -> Path | 
         state.write(folder)
         write_explorer_part(folder, explorer, {})
 
+    tell_rows(config, source, step)
     meta = {"run": state.run, "ledger_cut": step, "begun_from": str(source)}
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(note, json.dumps(str(source)))  # first: a kill between both is then no other beginning
+    write_atomically(note, json.dumps(_name(source)))  # first: a kill between both is then no other beginning
     made = checkpoints.write(step, fill, meta=meta, keep=0)
     logger.info("continuing %s of veRL at step %d; the rows of the first %d steps count as read", source, step, step)
     return made
+
+
+def _name(source: Path) -> str:
+    """Return what a job remembers of a folder.
+
+    Of the copy of an address that is not where the cache is.
+    """
+    cache = cache_dir("remote").absolute()
+    return str(source.relative_to(cache) if source.is_relative_to(cache) else source)
+
+
+def tell_rows(config: Config, source: Path, step: int) -> None:
+    """Tell which rows veRL's loader has read, and what is not continued."""
+    file = source / VERL_DATA
+    taskset = config.buffer.explorer_input.taskset
+    if not file.is_file() or taskset is None:
+        return
+    try:
+        read = _batches_read(read_state(file, may_have_arrays=True))
+        said = (
+            f"its loader had read {read} batches of an epoch" if read is not None else "its loader is of a newer form"
+        )
+    except CheckpointError as error:
+        read, said = None, error.args[0]
+    order = taskset.data_selector.selector_type
+    if order == "sequential" and read == step:
+        logger.info("%s: %s, which are the rows of the first %d steps here", file, said, step)
+        return
+    logger.warning(
+        "[W7059] %s: %s, and its order of the rows is not continued; those of the first %d steps in the order of "
+        "selector %s count as read",
+        file, said, step, order,
+    )  # fmt: skip
+
+
+def _batches_read(state: Any) -> int | None:
+    """Return how many batches of its epoch torchdata's loader had given.
+
+    The form of a state depends on whether the loader has workers; None: it is another one.
+    """
+    if not isinstance(state, dict):
+        return None
+    if "_num_yielded" in state:
+        return int(state["_num_yielded"])
+    snapshot = state.get("_snapshot")
+    if not isinstance(snapshot, dict) or "_snapshot_step" not in snapshot:
+        return None
+    return int(snapshot["_snapshot_step"]) + int(state.get("_steps_since_snapshot", 0))
 
 
 def _explore_step(config: Config, step: int, source: Path) -> int:

@@ -123,14 +123,7 @@ class PastRun:
             raise DataError(
                 f"training step {step} of {self.name} is not in the experience store; {known}", code="E4070"
             )
-        gone = [row.uid for row in rows if row.experience_bytes is None]
-        if gone:
-            raise DataError(
-                f"training step {step} of {self.name} cannot be computed again: {len(gone)} of its {len(rows)} "
-                "experiences have no payload any more; a run with a larger buffer.keep_payloads keeps more steps",
-                code="E4071",
-            )
-        return [row.to_experience() for row in rows]
+        return stored_experiences(rows, what=f"training step {step} of {self.name}")
 
     def explored(self, records: Records, *, buffer: str) -> Iterator[list[ExperienceModel]]:
         """Yield each explore step's rows, in the order of the log."""
@@ -142,6 +135,16 @@ class PastRun:
         """Return the newest checkpoint before a step; None: the first model."""
         known = [number for number in CheckpointStore(self.job).steps() if number < step]
         return self.job / f"global_step_{max(known)}" if known else None
+
+    def newest_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint; None: there is none."""
+        known = CheckpointStore(self.job).steps()
+        return self.job / f"global_step_{max(known)}" if known else None
+
+    def last_step(self, config: Config) -> int:
+        """Return the newest training step that is logged or saved; 0: none."""
+        logged = [int(line["step"]) for line in self._lines() if line.get("actor") == config.trainer.name]
+        return max([*logged, *CheckpointStore(self.job).steps()], default=0)
 
     def metrics(self, config: Config, step: int) -> dict[str, float]:
         """Return what the run logged of a training step, without times."""
@@ -157,6 +160,26 @@ class PastRun:
             with file.open(encoding="utf-8") as lines:
                 for line in lines:
                     yield json.loads(line)
+
+
+def stored_experiences(rows: Sequence[ExperienceModel], *, what: str) -> list[Experience]:
+    """Return the experiences of rows that all have their payload.
+
+    Args:
+        rows: of the log.
+        what: they are, for the message.
+
+    Raises:
+        DataError: a payload was pruned (E4071).
+    """
+    gone = sum(row.experience_bytes is None for row in rows)
+    if gone:
+        raise DataError(
+            f"{what} cannot be computed again: {gone} of its {len(rows)} experiences have no payload any more; a run "
+            "with a larger buffer.keep_payloads keeps more",
+            code="E4071",
+        )
+    return [row.to_experience() for row in rows]
 
 
 def is_compared(name: str, value: Any) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trinity.common.config import Config
 from trinity.common.config.resolved import training_tasksets
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.experience import Experience
+from trinity.common.models.model import call_timeout_s
 from trinity.common.workflows.customized_math_workflows import AsyncMathBoxedWorkflow, MathBoxedWorkflow
+from trinity.common.workflows.math_ruler_workflow import AsyncMathRULERWorkflow, MathRULERWorkflow, Ruler
+from trinity.common.workflows.rubric_judge_workflow import RubricJudgeWorkflow
 from trinity.common.workflows.simple_mm_workflow import AsyncSimpleMMWorkflow
 from trinity.common.workflows.task import Task
 from trinity.common.workflows.workflow import AsyncSimpleWorkflow, SimpleWorkflow
@@ -22,15 +26,42 @@ _SCORING_RUNS = (
     AsyncMathBoxedWorkflow.run_async,
     AsyncSimpleMMWorkflow.run_async,
 )
-"""What gives every response the sum of its `scores` as reward, and asks nobody else for it."""
+"""What gives every response the sum of its `scores` as reward."""
+_SCORES = (SimpleWorkflow.score, RubricJudgeWorkflow.score)
+_COMPARING_RUNS = (MathRULERWorkflow.run, AsyncMathRULERWorkflow.run_async)
+"""What lets the first auxiliary model compare the responses to a task."""
+
+
+@dataclass(frozen=True)
+class NoModel:
+    """In place of a model where prompts and rewards alone are asked for.
+
+    Attributes:
+        timeout_s: longest wait for a call of a service.
+    """
+
+    timeout_s: float
 
 
 def rewards_are_scores(kind: type) -> bool:
     """Return whether rewards follow from each response alone."""
     if not issubclass(kind, SimpleWorkflow) or "auxiliary_model" in kind.needs:
         return False
-    run = kind.run_async if kind.is_async else kind.run
-    return run in _SCORING_RUNS and kind.score is SimpleWorkflow.score
+    return _run_of(kind) in _SCORING_RUNS and kind.score is SimpleWorkflow.score
+
+
+def is_judged(kind: type) -> bool:
+    """Return whether a judge gives each response its reward."""
+    return issubclass(kind, SimpleWorkflow) and _run_of(kind) in _SCORING_RUNS and kind.score in _SCORES
+
+
+def is_compared(kind: type) -> bool:
+    """Return whether a judge gives the responses to a task their rewards."""
+    return issubclass(kind, Ruler) and _run_of(kind) in _COMPARING_RUNS and kind.score is SimpleWorkflow.score
+
+
+def _run_of(kind: type[SimpleWorkflow]) -> Any:
+    return kind.run_async if kind.is_async else kind.run
 
 
 class PastTasks:
@@ -53,6 +84,7 @@ class PastTasks:
                 code="E1925",
             )
         self._readers = build_reader(config).by_number
+        self._timeout_s = call_timeout_s(config)
         for number, reader in self._readers.items():
             if fingerprints.get(number, reader.fingerprint) != reader.fingerprint:
                 raise DataError(
@@ -78,8 +110,10 @@ class PastTasks:
             )
         return self._of(experience, kind)
 
-    def scorer(self, experience: Experience, *, is_reward_given: bool) -> SimpleWorkflow:
-        """Return what scores a rollout's responses, without a model.
+    def scorer(self, experience: Experience, *, is_reward_given: bool) -> tuple[type[SimpleWorkflow], bool]:
+        """Return the workflow that scores a rollout's responses.
+
+        Return as well whether it scores those to a task together.
 
         Args:
             experience: of the rollout.
@@ -87,18 +121,40 @@ class PastTasks:
 
         Raises:
             DataError: the rollout names no row of the taskset (E4073).
-            ConfigError: the rewards of its workflow do not follow from each response alone (E1925).
+            ConfigError: the rewards of its workflow do not follow from its responses (E1925).
         """
         kind = self._task(experience)[1].workflow
         if rewards_are_scores(kind):
-            return self._of(experience, kind)
+            return kind, False
         if is_reward_given:
-            return self._of(experience, SimpleWorkflow)
+            return SimpleWorkflow, False
+        if is_judged(kind) or is_compared(kind):
+            return kind, is_compared(kind)
         raise ConfigError(
-            f"the workflow {kind.__name__} gives its rewards itself, or asks a judge or another model for them: they "
-            "do not follow from a stored response; name a reward function that scores each response, with --reward",
+            f"the workflow {kind.__name__} gives its rewards itself: they do not follow from what is stored; name a "
+            "reward function that scores each response, with --reward",
             code="E1925",
         )
+
+    def has_judges(self) -> bool:
+        """Return whether a judge gives rewards to tasks, however many."""
+        for reader in self._readers.values():
+            names_them = reader.config.format.workflow_key is not None
+            kinds = {reader.task(row).workflow for row in range(len(reader) if names_them else min(1, len(reader)))}
+            if any(not rewards_are_scores(kind) and (is_judged(kind) or is_compared(kind)) for kind in kinds):
+                return True
+        return False
+
+    def made(self, experience: Experience, kind: type[SimpleWorkflow], models: Sequence[Any] = ()) -> SimpleWorkflow:
+        """Return a workflow of a rollout's task, without a policy.
+
+        Args:
+            experience: of the rollout.
+            kind: of the workflow.
+            models: the auxiliary models.
+        """
+        policy: Any = NoModel(self._timeout_s)
+        return kind(task=self._task(experience)[1], model=policy, auxiliary_models=list(models))
 
     def _task(self, experience: Experience) -> tuple[tuple[int, int], Task]:
         """Return number of the taskset and of the row, and the task."""
@@ -112,13 +168,13 @@ class PastTasks:
                 "taskset that is still there can be used again so",
                 code="E4073",
             )
-        if self._last is None or self._last[0] != (number, index):
-            self._last = (number, index), reader.task(index)
-        return self._last
+        found = self._last  # scorers of several tasks ask beside each other
+        if found is None or found[0] != (number, index):
+            found = self._last = (number, index), reader.task(index)
+        return found
 
     def _of(self, experience: Experience, kind: type[SimpleWorkflow]) -> SimpleWorkflow:
-        place, task = self._task(experience)
+        place, _ = self._task(experience)
         if self._made is None or self._made[0] != (place, kind):
-            model: Any = None  # neither prompt nor reward asks for it
-            self._made = (place, kind), kind(task=task, model=model)
+            self._made = (place, kind), self.made(experience, kind)
         return self._made[1]

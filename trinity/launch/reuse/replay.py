@@ -1,7 +1,7 @@
 """`trinity replay`: a training step once more, and with other settings.
 
     weights before the step <- the newest checkpoint before it, and the steps since then trained again
-    rows of the step        <- the ledger, in the order of its batch, with their stored payloads
+    rows of the step        <- the ledger or the dataset, in the order of its batch
     loss, gradient          <- the trainer's own worker, which trains and is thrown away
 
 Nothing of the run is written.
@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.algorithm.planning import mixes_experts, planned_steps
-from trinity.buffer.records import Records
 from trinity.common.config import Config
-from trinity.common.config.resolved import num_workers, schema_of
+from trinity.common.config.resolved import num_workers
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.experience import Experience
-from trinity.explorer.assembly import build_advantage_fn, build_reader
+from trinity.explorer.assembly import build_advantage_fn
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
-from trinity.launch.reuse.past_run import PastRun, is_compared, refuse_other_keys
+from trinity.launch.reuse.batches import PastBatches, trains_on_dataset
+from trinity.launch.reuse.past_run import PastRun, is_compared, refuse_other_keys, stored_experiences
 from trinity.trainer.verl.observation import Observer, RowContribution
 from trinity.trainer.verl.worker import ActorWorker
 from trinity.utils.log import get_logger
@@ -86,21 +86,13 @@ class Replayed:
         return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Bench:
     """What a replay computes on."""
 
     run: PastRun
-    records: Records
+    batches: PastBatches
     folder: Path
-    total_steps: int | None = None
-    batches: dict[int, list[Experience]] = field(default_factory=dict)
-
-    def batch(self, config: Config, step: int) -> list[Experience]:
-        """Return the experiences of a step, which are read once."""
-        if step not in self.batches:
-            self.batches[step] = self.run.experiences(self.records, step, buffer=self.run.buffer_of(config))
-        return self.batches[step]
 
 
 def replayed(run: PastRun, step: int, *, overrides: Sequence[str] = ()) -> Replayed:
@@ -112,46 +104,44 @@ def replayed(run: PastRun, step: int, *, overrides: Sequence[str] = ()) -> Repla
         overrides: `a.b=c`, other settings of the algorithm or of the trainer's models.
 
     Raises:
-        ConfigError: a setting that has no effect here (E1923), or a run whose steps the store does not hold (E1924).
-        DataError: the step is not in the store (E4070), or not any more (E4071).
+        ConfigError: a setting that has no effect here (E1923).
+        DataError: the step is not among those of the run (E4070), a payload was pruned (E4071), or the rows of its
+            dataset are others now (E4073).
         CheckpointError: a checkpoint cannot be read.
     """
-    refuse_other_keys(overrides, known=EFFECTIVE, without=WITHOUT_EFFECT, what="a replayed step")
     own = _alone(run.config())
+    without = (*WITHOUT_EFFECT, *(OF_ADVANTAGE if trains_on_dataset(own) else ()))
+    refuse_other_keys(overrides, known=EFFECTIVE, without=without, what="a replayed step")
     other = _alone(run.config(overrides)) if overrides else None
     prepare_process(own.model.model_path, deterministic=own.deterministic)
     load_plugins(run.all_plugin_dirs())
-    _check_is_stored(own)
     if own.deterministic:
         use_deterministic_algorithms()
-    records = Records(run.url)
-    try:
-        with tempfile.TemporaryDirectory(prefix="trinity-replay-") as folder:
-            bench = _Bench(run, records, Path(folder), _total_steps(own))
-            return _replayed(bench, step, own, other, overrides)
-    finally:
-        records.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="trinity-replay-") as folder,
+        closing(PastBatches(run, own, folder=Path(folder))) as batches,
+    ):
+        return _replayed(_Bench(run, batches, Path(folder)), step, own, other, overrides)
 
 
 def _replayed(bench: _Bench, step: int, own: Config, other: Config | None, overrides: Sequence[str]) -> Replayed:
-    experiences = bench.batch(own, step)
     start = bench.run.checkpoint_before(step)
     first = 1 + (0 if start is None else int(start.name.rsplit("_", 1)[1]))
+    bench.batches.begin(start, step)  # before anything is computed
     again = list(range(first, step))
-    for number in again:
-        bench.batch(own, number)  # before anything is computed
     worker = _worker(bench, own, start)
     for number in again:
         logger.info("training step %d again, on the way to step %d", number, step)
-        worker.train_step(bench.batches.pop(number), number)
+        worker.train_step(bench.batches.of(number), number)
     if again and other is not None:
         start = bench.folder / "before"
         worker.save(start, hf=False)
+    experiences = bench.batches.of(step)
     computed = _computed(worker, experiences, step)
     del worker
     changed = None
     if other is not None:
-        rows, left_out = _with_advantages(bench, own, other, experiences, overrides)
+        rows, left_out = _with_advantages(bench, (own, other), experiences, step, overrides)
         changed = _computed(_worker(bench, other, start), rows, step, num_left_out=left_out)
     return Replayed(
         step=step,
@@ -169,7 +159,7 @@ def _replayed(bench: _Bench, step: int, own: Config, other: Config | None, overr
 def _worker(bench: _Bench, config: Config, start: Path | None) -> ActorWorker:
     # Batches of skipped steps are written beside the checkpoints of the run otherwise.
     config = config.model_copy(update={"checkpoint_job_dir": str(bench.folder)})
-    worker = ActorWorker(config, tokenizer=None, total_steps=bench.total_steps)
+    worker = ActorWorker(config, tokenizer=None, total_steps=bench.batches.planned_steps())
     if start is not None:
         worker.load(start)
     return worker
@@ -184,17 +174,26 @@ def _computed(worker: ActorWorker, experiences: Sequence[Experience], step: int,
 
 
 def _with_advantages(
-    bench: _Bench, own: Config, other: Config, experiences: list[Experience], overrides: Sequence[str]
+    bench: _Bench, configs: tuple[Config, Config], experiences: list[Experience], step: int, overrides: Sequence[str]
 ) -> tuple[list[Experience], int]:
     """Return the experiences with other advantages, and how many drop out.
 
     The groups are those of the store. Advantages that the trainer computes are left to it.
+
+    Args:
+        bench: where the groups are.
+        configs: of the run, and with other settings.
+        experiences: the batch of the step.
+        step: its number.
+        overrides: the other settings.
     """
+    own, other = configs
     keys = [override.partition("=")[0].strip() for override in overrides]
     if not any(key == each or key.startswith(f"{each}.") for key in keys for each in OF_ADVANTAGE):
         return experiences, 0
     function = build_advantage_fn(other)
-    if function is None:
+    records = bench.batches.records
+    if function is None or records is None:
         return experiences, 0
     if (own.algorithm.advantage_fn_args or {}).get("duplicate_experiences"):
         raise ConfigError(
@@ -202,20 +201,15 @@ def _with_advantages(
             "the groups of the store are not those that it compared; set keys of the loss alone",
             code="E1924",
         )
+    rollouts = bench.batches.rollouts  # without demonstrations
     made: dict[str, Experience] = {}
-    for explore_step in sorted({int(each.eid.batch) for each in experiences}):
-        rows = bench.records.explored(bench.run.name, explore_step, buffer=bench.run.buffer_of(own))
-        gone = sum(row.experience_bytes is None for row in rows)
-        if gone:
-            raise DataError(
-                f"the advantages of explore step {explore_step} cannot be computed again: {gone} of its {len(rows)} "
-                "experiences have no payload any more; a run with a larger buffer.keep_payloads keeps more",
-                code="E4071",
-            )
-        kept, _ = function.process([row.to_experience() for row in rows])
+    for explore_step in sorted({int(each.eid.batch) for each in rollouts}):
+        rows = records.explored(bench.run.name, explore_step, buffer=bench.run.buffer_of(own))
+        group = stored_experiences(rows, what=f"the advantages of explore step {explore_step}")
+        kept, _ = function.process(group)
         made |= {each.eid.uid: each for each in kept}
-    found = [made[each.eid.uid] for each in experiences if each.eid.uid in made]
-    return found, len(experiences) - len(found)
+    found = [made[each.eid.uid] for each in rollouts if each.eid.uid in made]
+    return bench.batches.again(step, found), len(rollouts) - len(found)
 
 
 def _alone(config: Config) -> Config:
@@ -224,36 +218,6 @@ def _alone(config: Config) -> Config:
     cluster = config.cluster.model_copy(update=update)
     trainer = config.trainer.model_copy(update={"num_workers": 1})
     return config.model_copy(update={"cluster": cluster, "trainer": trainer})
-
-
-def _check_is_stored(config: Config) -> None:
-    """Refuse a run whose training steps are not all in the store.
-
-    Raises:
-        ConfigError: it trains on a dataset, or on demonstrations beside the store (E1924).
-    """
-    if schema_of(config) != "experience":
-        raise ConfigError(
-            f"a run of algorithm_type {config.algorithm.algorithm_type} trains on a dataset, and no experience store "
-            "holds its steps; replay a run that trains on rollouts",
-            code="E1924",
-        )
-    if mixes_experts(config):
-        raise ConfigError(
-            f"the steps of sample_strategy {config.algorithm.sample_strategy} have demonstrations of a dataset, which "
-            "the experience store does not hold; replay a run without them",
-            code="E1924",
-        )
-
-
-def _total_steps(config: Config) -> int | None:
-    """Return the training steps that the run planned, for its learning rate."""
-    buffer = config.buffer
-    explored = buffer.total_steps
-    if explored is None and config.trainer.total_steps is None and buffer.explorer_input.taskset is not None:
-        epochs = buffer.total_epochs or 0
-        explored = -(-len(build_reader(config)) * epochs // buffer.batch_size) or None
-    return planned_steps(config, explored)
 
 
 def _why_bits_differ(config: Config, run: PastRun) -> str:

@@ -15,11 +15,12 @@ from trinity.trainer.verl.observation import RowContribution
 from trinity.utils.disk import new_file
 
 RUN, CHANGED = "run", "changed"
+SIDES = ("chosen", "rejected")
 SCHEMA = pa.schema(
     [
         ("settings", pa.string()),
         *((name, pa.int64()) for name in ("step", "optimizer_step")),
-        *((name, pa.string()) for name in ("uid", "task_id")),
+        *((name, pa.string()) for name in ("uid", "side", "task_id")),
         *((name, pa.int64()) for name in ("run_id", "model_version", "position", "token")),
         ("is_counted", pa.bool_()),
         *((name, pa.float64()) for name in ("reward", "logprob", "rollout_logprob", "old_logprob", "ref_logprob")),
@@ -27,7 +28,8 @@ SCHEMA = pa.schema(
         ("clip_reason", pa.string()),
     ]
 )
-"""A row for each response token and optimizer step. `settings` is `run`, or `changed` for those of `--set`."""
+"""A row for each response token and optimizer step. `settings` is `run`, or `changed` for those of `--set`; `side` is
+`chosen` or `rejected` in a pair."""
 
 
 def write_tokens(found: Replayed, output: Path) -> int:
@@ -49,11 +51,13 @@ def _rows(found: Replayed, name: str, computed: Computed | None) -> Iterator[lis
     if computed is None:
         return
     known = {each.eid.uid: rows_of(each) for each in found.experiences}
+    pairs = {each.eid.uid for each in found.experiences if each.chosen is not None}
     seen: dict[tuple[str, int], int] = {}
     for row in computed.rows:
         place = seen.setdefault((row.uid, row.optimizer_step), 0)
         seen[row.uid, row.optimizer_step] += 1
-        yield _tokens(row, known[row.uid][place], {"settings": name, "step": found.step})
+        side = SIDES[place] if row.uid in pairs else None
+        yield _tokens(row, known[row.uid][place], {"settings": name, "step": found.step, "side": side})
 
 
 def _tokens(row: RowContribution, experience: Experience, tags: dict[str, Any]) -> list[dict[str, Any]]:

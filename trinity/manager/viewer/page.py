@@ -118,7 +118,9 @@ def _show(records: Records, row: ExperienceModel, text_of: Callable[[int], str])
     experience: Experience | None = None
     try:
         experience = row.to_experience()
+        experience.check()
     except TrinityError as error:
+        experience = None
         st.warning("This experience has its texts only.")
         _plain(str(error))
     texts, tokens, group, rest = st.tabs(["Conversation", "Tokens", "Group", "Facts"])

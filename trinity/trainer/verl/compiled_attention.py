@@ -1,6 +1,6 @@
 """Attention over packed rows by compiled kernels.
 
-They serve runs that are not deterministic, in float32.
+They serve runs that are not deterministic. They compute in float32, what is in bfloat16 too.
 
 Every key is held once, whoever shares it: a pair of spans says which neighbouring tokens see which neighbouring keys.
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trinity.trainer.verl.attention_rule import Rule
+from trinity.trainer.verl.compiled_layers import in_rows
 from trinity.trainer.verl.packing import Block, Packed
 from trinity.utils.fused.choice import uses_kernels
 
@@ -32,7 +33,6 @@ def compiles(queries: Float[Tensor, "N Q D"], values: Float[Tensor, "N H V"], ru
     is_plain = rule.window is None and rule.softcap is None and rule.sinks is None
     return (
         is_plain
-        and queries.dtype == torch.float32
         and size == values.shape[2]
         and size % _SIZES == 0
         and not torch.are_deterministic_algorithms_enabled()
@@ -103,14 +103,16 @@ class _Attention(torch.autograd.Function):
     ) -> Float[Tensor, "N Q D"]:
         from trinity.utils.fused import attention  # with Numba, half a second of imports
 
-        q, k, v = (_in_rows(t) for t in (q, k, v))
+        kept, dtype = (q, k, v), q.dtype
+        q, k, v = (in_rows(t.float()) for t in kept)
         out = torch.zeros(q.shape)
         state = torch.tensor([float(attention.LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
         buffer = torch.empty(attention.buffer_size(q.shape[2]))
         tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
         sizes = (*q.shape[:2], *k.shape[1:], len(pairs))
         attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr())
-        ctx.save_for_backward(q, k, v, out, state, pairs)
+        out = out.to(dtype)
+        ctx.save_for_backward(*kept, out, state, pairs)
         return out
 
     @staticmethod
@@ -120,8 +122,9 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Float[Tensor, "N Q D"], Float[Tensor, "N H D"], Float[Tensor, "N H D"], None]:
         from trinity.utils.fused import attention
 
-        q, k, v, out, state, pairs = ctx.saved_tensors
-        grad = grad.contiguous()
+        *kept, out, state, pairs = ctx.saved_tensors
+        q, k, v = (in_rows(t.float()) for t in kept)
+        out, grad = out.float(), grad.float().contiguous()
         delta = (grad * out).sum(-1)
         of_q, of_k, of_v = (torch.zeros(t.shape) for t in (q, k, v))
         buffer = torch.empty(attention.buffer_size(q.shape[2]))
@@ -134,12 +137,8 @@ class _Attention(torch.autograd.Function):
             (*q.shape[:2], *k.shape[1:], len(pairs)),
             buffer.data_ptr(),
         )
+        of_q, of_k, of_v = (found.to(t.dtype) for found, t in zip((of_q, of_k, of_v), kept, strict=True))
         return of_q, of_k, of_v, None
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    """Return `x` [N, heads, D] with the heads of a token one after another."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def _distances(*tensors: Tensor) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from trinity.common.models.vision import is_vision, language_config
 from trinity.trainer.verl.attention import attend
 from trinity.trainer.verl.hf_decoder import HFPackedDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps
-from trinity.trainer.verl.layers import rms_norm, rotate, swiglu
+from trinity.trainer.verl.layers import add_rms_norm, rms_norm, rotate, swiglu
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.pipeline import Stages
@@ -135,8 +135,8 @@ class _Layer(nn.Module):
             sources = packed.own_sources
             hidden = hidden if group is None else group.join(hidden, num_tokens)
             hidden, attended = hidden.index_select(0, sources), attended.index_select(0, sources)
-        hidden = hidden + self._sum(maps.out(attended), maps.out_bias, is_whole=is_last)
-        normed = rms_norm(hidden, self._norm(maps.norms[1], is_whole=is_last), eps=eps, dtype=dtype)
+        added = self._sum(maps.out(attended), maps.out_bias, is_whole=is_last)
+        hidden, normed = add_rms_norm(hidden, added, self._norm(maps.norms[1], is_whole=is_last), eps=eps)
         normed = normed if group is None else group.enter(normed, None if is_last else num_tokens)
         return hidden + self._sum(maps.down(swiglu(maps.gate_up(normed))), None, is_whole=is_last)
 

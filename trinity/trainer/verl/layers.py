@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trinity.utils.fused.choice import uses_kernels
-from trinity.utils.products import linear, matmul
+from trinity.trainer.verl.compiled_layers import NARROW, CompiledNorm, CompiledRotation, CompiledSwiGLU, is_compiled
+from trinity.utils.products import linear, matmul, weight_gradient
 
 Gradients = tuple[Float[Tensor, "..."] | None, ...]  # by each argument of a forward pass, of its shape
 
@@ -49,7 +49,7 @@ class _Linear(torch.autograd.Function):
         grad_x = matmul(grad, weight) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[4:]):
             return grad_x, *(None for _ in ctx.needs_input_grad[1:])
-        grads: list[Tensor | None] = list(matmul(grad.t(), x).float().split(ctx.sizes))
+        grads: list[Tensor | None] = list(weight_gradient(grad, x).float().split(ctx.sizes))
         if ctx.has_bias:
             grads.extend(grad.float().sum(0).split(ctx.sizes))
         return grad_x, None, None, None, *grads
@@ -199,7 +199,19 @@ def rms_norm(
 
     It is computed in float32.
     """
+    if is_compiled(x, of_model=NARROW, dtype=dtype):
+        return CompiledNorm.apply(x, None, weight, eps, dtype)[1]
     return _RMSNorm.apply(x, weight, eps, dtype)
+
+
+def add_rms_norm(
+    x: Float[Tensor, "N I"], added: Float[Tensor, "N I"], weight: Float[Tensor, "I"], *, eps: float
+) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N I"]]:
+    """Return x + added, and its `rms_norm` in the number type of `added`."""
+    if x.dtype == torch.float32 and is_compiled(x, of_model=NARROW, dtype=added.dtype):
+        return CompiledNorm.apply(x, added, weight, eps, added.dtype)
+    total = x + added
+    return total, rms_norm(total, weight, eps=eps, dtype=added.dtype)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -223,42 +235,12 @@ class _SwiGLU(torch.autograd.Function):
         return result
 
 
-class _CompiledSwiGLU(torch.autograd.Function):
-    """`_SwiGLU` by kernels, each of which reads and writes once."""
-
-    @staticmethod
-    def forward(ctx: Any, fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
-        from trinity.utils.fused import decoding  # with Numba, half a second of imports
-        from trinity.utils.fused.machine import LIKE
-
-        fused = fused.contiguous()
-        ctx.save_for_backward(fused)
-        out = fused.new_empty(len(fused), fused.shape[1] // 2)
-        decoding.gate(fused.data_ptr(), out.data_ptr(), *out.shape, LIKE[fused.dtype])
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, "N I"]) -> Float[Tensor, "N two_I"]:
-        from trinity.utils.fused import training
-        from trinity.utils.fused.machine import LIKE
-
-        (fused,) = ctx.saved_tensors
-        grad, result = grad.contiguous(), torch.empty_like(fused)
-        training.gate_backward(fused.data_ptr(), grad.data_ptr(), result.data_ptr(), *grad.shape, LIKE[fused.dtype])
-        return result
-
-
 def swiglu(fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
     """Return silu(gate) * up, where `fused` holds gate and up side by side.
 
     Kernels compute it where a run is not deterministic and they are there.
     """
-    if not torch.are_deterministic_algorithms_enabled() and uses_kernels(
-        fused.numel(), device=fused.device, dtype=fused.dtype
-    ):
-        return _CompiledSwiGLU.apply(fused)
-    return _SwiGLU.apply(fused)
+    return CompiledSwiGLU.apply(fused) if is_compiled(fused) else _SwiGLU.apply(fused)
 
 
 class _Rotate(torch.autograd.Function):
@@ -287,6 +269,8 @@ def rotate(
 
     `sin` has its first half negated.
     """
+    if is_compiled(x, of_model=NARROW):
+        return CompiledRotation.apply(x, cos, sin)
     return _Rotate.apply(x, cos, sin)
 
 

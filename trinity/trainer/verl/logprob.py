@@ -8,6 +8,7 @@ Dimension key: M = scored tokens, d = hidden size, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trinity.trainer.verl.output_layer import OutputLayer
-from trinity.utils.products import matmul
+from trinity.trainer.verl.compiled_layers import NARROW, is_compiled
+from trinity.trainer.verl.output_layer import PLAIN, OutputLayer
+from trinity.utils.products import matmul, weight_gradient
 
 # Statistics that an advantage may need, from the log-probabilities [M V] of the vocabulary.
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -108,10 +110,82 @@ class LayerGradients:
         products = self.layer.rule.backward(grad, logits)
         if self.bias is not None:
             self.bias += products.sum(0)
-        products = products.to(self.layer.weight.dtype)
-        self.hidden[part] = matmul(products, self.layer.weight)
+        self.add_products(part, products.to(self.layer.weight.dtype))
+
+    def add_products(self, part: slice, grad: Float[Tensor, "m V"]) -> None:
+        """Add the gradients of the inputs `part` and of the weight.
+
+        `grad` is the gradient by the products, in their number type.
+        """
+        self.hidden[part] = matmul(grad, self.layer.weight)
         if self.weight is not None:
-            self.weight += matmul(products.t(), self.inputs[part])
+            self.weight += weight_gradient(grad, self.inputs[part])
+
+
+class _CompiledLogprob(torch.autograd.Function):
+    """`_ChunkedLogprob` by kernels, which keep the products alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Float[Tensor, "M d"],
+        parameter: Float[Tensor, "V d"],
+        labels: Int[Tensor, "M"],
+        layer: OutputLayer,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+        rows = chunk_rows(layer.num_tokens, hidden.device)
+        logprob, lse = torch.empty(len(labels)), torch.empty(len(labels))
+        entropy, products, labels = torch.zeros(len(labels)), hidden, labels.contiguous()
+        for start in range(0, len(labels), rows):
+            part = slice(start, start + rows)
+            products = matmul(hidden[part], layer.weight.t())
+            found = (logprob[part].data_ptr(), entropy[part].data_ptr() if with_entropy else 0, lse[part].data_ptr())
+            _kernels().forward(
+                products.data_ptr(), labels[part].data_ptr(), found, *products.shape, 1 / temperature, _like(products)
+            )
+        ctx.save_for_backward(hidden, labels, entropy, lse, *([products] if len(labels) <= rows else []))
+        ctx.layer, ctx.temperature, ctx.with_entropy, ctx.rows = layer, temperature, with_entropy, rows
+        return logprob, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_logprob: Float[Tensor, "M"], grad_entropy: Float[Tensor, "M"]
+    ) -> tuple[Float[Tensor, "M d"], Float[Tensor, "V d"] | None, None, None, None, None]:
+        hidden, labels, entropy, lse, *rest = ctx.saved_tensors
+        layer: OutputLayer = ctx.layer
+        sums = LayerGradients(layer, hidden, of_bias=False, of_weight=ctx.needs_input_grad[1])
+        grad_logprob, grad_entropy = grad_logprob.contiguous(), grad_entropy.contiguous()
+        for start in range(0, len(labels), ctx.rows):
+            part = slice(start, start + ctx.rows)
+            products = rest[0] if rest else matmul(hidden[part], layer.weight.t())
+            grad = torch.empty_like(products)
+            _kernels().backward(
+                products.data_ptr(),
+                labels[part].data_ptr(),
+                (entropy[part].data_ptr(), lse[part].data_ptr()),
+                (grad_logprob[part].data_ptr(), grad_entropy[part].data_ptr() if ctx.with_entropy else 0),
+                grad.data_ptr(),
+                *grad.shape,
+                1 / ctx.temperature,
+                _like(grad),
+            )
+            sums.add_products(part, grad)
+        return sums.hidden, sums.weight, None, None, None, None
+
+
+def _kernels() -> ModuleType:
+    from trinity.utils.fused import logprobs  # with Numba, half a second of imports
+
+    return logprobs
+
+
+def _like(x: Tensor) -> Any:
+    from trinity.utils.fused.machine import LIKE
+
+    return LIKE[x.dtype]
 
 
 def _grad_logits(logp: Tensor, labels: Tensor, grad_logprob: Tensor, entropy: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -144,6 +218,8 @@ def logprob_and_entropy(
         temperature: divides the logits.
         with_entropy: compute the entropy; zeros otherwise.
     """
+    if layer.bias is None and layer.rule == PLAIN and is_compiled(hidden, of_model=NARROW, dtype=layer.weight.dtype):
+        return _CompiledLogprob.apply(hidden, layer.parameter, labels, layer, temperature, with_entropy)
     return _ChunkedLogprob.apply(hidden, layer.bias, layer.parameter, labels, layer, temperature, with_entropy)
 
 

@@ -58,7 +58,10 @@ def advantage(t: Translation) -> None:
     for key in ("gamma", "lam", "norm_adv_by_std_in_grpo", "gdpo_reward_keys", "gdpo_reward_weights"):
         own = f"{_ALGORITHM}.{key}"
         value = t.value(own)
-        if key in read and value is not None:
+        if key not in read:
+            readers = ", ".join(each for each, (_, _, keys) in ESTIMATORS.items() if key in keys)
+            t.tell_unused(own, f"{name} {chosen} does not read it, as {readers} would")
+        elif value is not None:
             t.put(f"algorithm.advantage_fn_args.{key}", value, own)
 
 

@@ -136,7 +136,7 @@ def _sizes(get: Get) -> Iterator[tuple[str, Any]]:
 
 def _algorithm(get: Get) -> Iterator[tuple[str, Any]]:
     function, kind = get("algorithm.advantage_fn"), get("algorithm.algorithm_type")
-    by_function = {own: name for name, (_, own, _) in ESTIMATORS.items()}
+    by_function = {own: name for name, (_, own, _) in ESTIMATORS.items()} | {"ppo": "gae"}
     estimator = by_function.get(function, _TYPES.get(kind))
     yield "algorithm.adv_estimator", estimator
     for name in ESTIMATORS[estimator][2] if estimator else ():

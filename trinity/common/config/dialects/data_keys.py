@@ -114,6 +114,7 @@ DATA_KEYS: tuple[ForeignKey, ...] = (
         f"{TASKSET}.workflow_args.path",
         TESTS,
         via="tasks",
+        kind="text",
         note="a Python file; the function gets data_source, solution_str, ground_truth and extra_info",
     ),
     honoured(

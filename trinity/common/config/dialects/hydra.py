@@ -13,6 +13,9 @@ from trinity.common.config.overrides import parse_path, put_override
 from trinity.common.config.problems import Finding
 from trinity.common.config.tree import Origin, Path, Tree, dotted
 
+WRAPPED = "backend_config"
+"""Section of ModelArts' form that has veRL's keys."""
+
 
 def apply_hydra(tree: Tree, overrides: Iterable[tuple[int, str]]) -> tuple[Tree, list[Finding]]:
     """Return the tree with overrides applied in order, and the problems.
@@ -34,7 +37,8 @@ def _apply(tree: Tree, text: str, number: int) -> Finding | None:
     sign = re.match(r"[+~]*", text.strip())
     assert sign is not None, "it matches nothing, too"
     name, equals, value = text.strip()[sign.end() :].partition("=")
-    name = name.strip().removeprefix("backend_config.")
+    given = parse_path(name.strip())
+    name = name.strip().removeprefix(f"{WRAPPED}.")
     path = parse_path(name)
     file = f"override #{number}"
     is_drop = sign.group() == "~"
@@ -48,7 +52,9 @@ def _apply(tree: Tree, text: str, number: int) -> Finding | None:
         return Finding("E1944", name, f"`{text}` is no value that hydra reads: {error}", file=file,
                        suggestion="close brackets and quotes, and put text with such signs into quotes")  # fmt: skip
     if not is_drop:
-        return put_override(tree, path, said, Origin("foreign", file, written=path))
+        return put_override(
+            tree, path, said, Origin("foreign", file, written=given if given and given[0] == WRAPPED else path)
+        )
     return _drop(tree, path, said, text, file, is_any=not equals)
 
 

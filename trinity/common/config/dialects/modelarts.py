@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from trinity.common.config.dialects.table import children
+from trinity.common.config.dialects.hydra import WRAPPED
+from trinity.common.config.dialects.table import children, is_section, row_of
 from trinity.common.config.dialects.translation import FOREIGN, Translation
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding, described
@@ -13,7 +16,7 @@ from trinity.common.config.tree import Origin, Path, Tree, dotted
 from trinity.utils.remote.addresses import scheme_name
 
 ESTIMATOR = "algorithm.adv_estimator"
-OUTPUT, BACKEND, ENGINE = "af_output_dir", "backend_config", "engine_kwargs"
+OUTPUT, BACKEND, ENGINE = "af_output_dir", WRAPPED, "engine_kwargs"
 WRAPPER = (OUTPUT, BACKEND, ENGINE)
 REQUIRED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 """Keys of `backend_config` that have to be written, beside `af_output_dir`."""
@@ -22,6 +25,7 @@ DEFAULTS: dict[str, Any] = {"actor_rollout_ref.actor.use_kl_loss": True, ESTIMAT
 
 With a KL term in the loss, the reward has none. ModelArts' keys know no critic, which veRL's default would need.
 """
+_NAME = re.compile(r"(?<!--set )(?<![\w./-])[a-z_]+(?:\.\w+)+(?![\w/])")
 _INSIDE: Path = ("actor_rollout_ref", "rollout", ENGINE)
 
 
@@ -121,6 +125,27 @@ def apply_wrapper(t: Translation, tree: Tree, wrapper: dict[str, Any]) -> None:
     t.ours.origins[("checkpoint_root_dir",)] = (
         Origin(FOREIGN, place.file, place.line, place.column, (OUTPUT,), place.text),
     )
+
+
+def with_prefix(t: Translation) -> None:
+    """Let problems of a translation name keys as a ModelArts file does."""
+
+    def spelt(name: str) -> str:
+        is_theirs = row_of(name) is not None or is_section(name)
+        return f"{BACKEND}.{name}" if is_theirs and not t.is_there(name) else t.written(name)
+
+    def said(text: str) -> str:
+        return _NAME.sub(lambda found: spelt(found[0]), text)
+
+    t.problems = [
+        replace(
+            each,
+            key=spelt(each.key) if each.file is None else each.key,
+            message=said(each.message),
+            suggestion=None if each.suggestion is None else said(each.suggestion),
+        )
+        for each in t.problems
+    ]
 
 
 def check_required(t: Translation, tree: Tree, wrapper: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from trinity.common.config.dialects.defaults_lists import with_defaults_list
 from trinity.common.config.dialects.foreign_key import UNSET
 from trinity.common.config.dialects.hydra import apply_hydra
 from trinity.common.config.dialects.modelarts import (
+    BACKEND,
     DEFAULTS,
     OUTPUT,
     WRAPPER,
@@ -19,9 +20,12 @@ from trinity.common.config.dialects.modelarts import (
     check_required,
     is_modelarts,
     unwrapped,
+    with_prefix,
 )
+from trinity.common.config.dialects.spelling import AsWritten, meant
 from trinity.common.config.dialects.table import by_name, children
 from trinity.common.config.dialects.translation import Translation
+from trinity.common.config.dialects.words import words_of
 from trinity.common.config.given import ConfigSource, read_source
 from trinity.common.config.interpolation import SHARED_WITH_VERL, resolve_interpolations
 from trinity.common.config.overrides import apply_overrides, parse_path
@@ -83,8 +87,7 @@ def open_source(
     problems += found
     translation, found = _translated(tree, dialect)
     problems += found
-    translation.ours.foreign_names = translation.names()
-    translation.ours.foreign_hints = translation.hints()
+    translation.ours.words = words_of(translation, prefix=f"{BACKEND}." * (dialect == MODELARTS))
     ours, found = apply_overrides(translation.ours, [text for text in overrides if not is_foreign(text)])
     return Opened(ours, [*problems, *found], dialect, translation)
 
@@ -113,10 +116,11 @@ def is_foreign(override: str) -> bool:
 
 def _translated(tree: Tree, dialect: str) -> tuple[Translation, list[Finding]]:
     wrapped = tree.copy()
+    tree.words = AsWritten()
     wrapper = {name: tree.values.pop(name) for name in WRAPPER if name in tree.values}
     resolved, problems = tree, list[Finding]()
     if any("${" in str(tree.get(path)) for path in tree.leaves()):
-        resolved, problems = resolve_interpolations(_with_referenced(tree))
+        resolved, problems = resolve_interpolations(_with_referenced(tree), meant=meant)
         resolved = _without_added(resolved, tree)
     referring = frozenset(dotted(path) for path in tree.leaves() if "${" in str(tree.get(path)))
     translation = Translation(resolved, DEFAULTS if dialect == MODELARTS else {}, referring=referring)
@@ -134,6 +138,7 @@ def _translated(tree: Tree, dialect: str) -> tuple[Translation, list[Finding]]:
             translation.problems.append(wrapped.problem("E1941", place, message, suggestion=way_out))
     if dialect == MODELARTS:
         apply_wrapper(translation, tree, wrapper)
+        with_prefix(translation)
         check_required(translation, tree, wrapper)
     return translation, [*problems, *translation.problems]
 
@@ -163,7 +168,7 @@ def _add(values: dict[str, Any], path: Path, value: Any) -> None:
 
 def _without_added(resolved: Tree, written: Tree) -> Tree:
     """Return the resolved tree without what the written one lacks."""
-    return Tree(_common(resolved.values, written.values), resolved.origins)
+    return Tree(_common(resolved.values, written.values), resolved.origins, written.words)
 
 
 def _common(resolved: Any, written: Any) -> Any:

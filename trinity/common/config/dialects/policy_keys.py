@@ -159,7 +159,7 @@ def model_keys(place: str) -> Iterator[ForeignKey]:
 
 MODEL_KEYS: tuple[ForeignKey, ...] = (
     honoured("actor_rollout_ref.hybrid_engine"),
-    harmless("actor_rollout_ref.nccl_timeout", "waits of workers end at `trainer.rank_timeout`", 600),
+    harmless("actor_rollout_ref.nccl_timeout", "waits of workers end at `--set trainer.rank_timeout=SECONDS`", 600),
     honoured(f"{_MODEL}.path", "model.model_path", via="model"),
     *(key for key in model_keys(_MODEL) if not key.name.endswith("trust_remote_code")),
     honoured(f"{_MODEL}.trust_remote_code", "model.trust_remote_code", via="trust", default=False),
@@ -169,7 +169,7 @@ MODEL_KEYS: tuple[ForeignKey, ...] = (
     honoured(f"{_MODEL}.lora_rank", _ADAPTER, via="adapter", default=0),
     honoured(f"{_MODEL}.lora_alpha", _ADAPTER, via="adapter", default=16),
     honoured(f"{_MODEL}.target_modules", _ADAPTER, via="adapter", default="all-linear", kind="texts"),
-    honoured(f"{_MODEL}.exclude_modules", _ADAPTER, via="adapter"),
+    honoured(f"{_MODEL}.exclude_modules", _ADAPTER, via="adapter", kind="texts"),
     honoured(f"{_MODEL}.lora_adapter_path", _ADAPTER, via="adapter"),
 )
 

@@ -100,7 +100,9 @@ ROLLOUT_KEYS: tuple[ForeignKey, ...] = (
     harmless(f"{_ROLLOUT}.skip_dump_dir", "it counts with `skip_rollout`", "/tmp/rollout_dump"),
     refused(f"{_ROLLOUT}.skip", "prompts are always sampled", "remove it", is_section=True),
     harmless(f"{_ROLLOUT}.update_weights_bucket_megabytes", _SIZES),
-    harmless(f"{_ROLLOUT}.checkpoint_engine", "weights travel by `synchronizer.sync_method`", is_section=True),
+    harmless(
+        f"{_ROLLOUT}.checkpoint_engine", "weights travel by `--set synchronizer.sync_method=...`", is_section=True
+    ),
     harmless(f"{_ROLLOUT}.layered_summon", _SIZES),
     harmless(f"{_ROLLOUT}.multi_stage_wake_up", _SIZES),
     refused(f"{_ROLLOUT}.limit_images", "a prompt may have any number of images", "remove it"),

@@ -54,9 +54,11 @@ def adapter(t: Translation) -> None:
         return
     first = f"{place}.lora_adapter_path" if path else f"{place}.lora_rank"
     t.put("model.lora_configs[0]", {"path": path} if path else {"lora_rank": rank}, first)
-    for name in () if path else ("lora_alpha", "target_modules", "exclude_modules"):
+    for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules"):
         value = t.value(f"{place}.{name}")
-        if value is not None:
+        if path:
+            t.tell_unused(f"{place}.{name}", f"an adapter that {place}.lora_adapter_path names says it itself")
+        elif value is not None and name != "lora_rank":
             t.put(f"model.lora_configs[0].{name}", value, f"{place}.{name}")
 
 

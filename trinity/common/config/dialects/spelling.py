@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trinity.common.config.dialects.foreign_key import ForeignKey
@@ -14,17 +15,24 @@ NEAR = 2
 """Edits within which a key of an open section is a typing error."""
 
 
+class AsWritten:
+    """How problems speak of a foreign file before its values are ours."""
+
+    def problem(self, tree: Tree, path: Path, found: Finding) -> Finding:
+        """Return a finding with the key as the file has it, and its place."""
+        origin, key = tree.origin(path), dotted(written_path(tree, path))
+        where: dict[str, Any] = {} if origin is None else {
+            "file": origin.file, "line": origin.line, "column": origin.column, "source_line": origin.text,
+        }  # fmt: skip
+        return replace(found, key=key, message=found.message.replace(f"`{dotted(path)}`", f"`{key}`"), **where)
+
+
 def unknown(tree: Tree, path: Path) -> Finding:
     """Return the finding of a foreign key that the table lacks (E1941)."""
     place = next((path[:depth] for depth in range(1, len(path)) if not is_section(dotted(path[:depth]))), path)
     word, above = str(place[-1]), dotted(place[:-1])
-    origin = tree.origin(place)
-    key = dotted(written_path(tree, place))
-    where: dict[str, Any] = {} if origin is None else {
-        "file": origin.file, "line": origin.line, "column": origin.column, "source_line": origin.text,
-    }  # fmt: skip
-    message = f"`{key}` is no key of veRL"
-    return Finding("E1941", key, message, suggestion=_meant(word, above, rest=path[len(place) :]), **where)
+    message = f"`{dotted(place)}` is no key of veRL"
+    return tree.problem("E1941", place, message, suggestion=_meant(word, above, rest=path[len(place) :]))
 
 
 def strays(row: ForeignKey, value: Any) -> list[str]:
@@ -50,6 +58,11 @@ def written_path(tree: Tree, path: Path) -> Path:
         return path
     ends = [end for end in range(len(written), 0, -1) if written[end - 1] == path[depth - 1]]
     return (*written[: ends[0] if ends else None], *path[depth:])
+
+
+def meant(path: Path) -> str:
+    """Return the way out for a reference to a key that is not there."""
+    return _meant(str(path[-1]), dotted(path[:-1]), rest=())
 
 
 def _meant(word: str, above: str, *, rest: Path) -> str:

@@ -90,7 +90,8 @@ def reward_model(t: Translation) -> None:
     name = "reward_model.enable"
     if t.value(name):
         t.put("trainer.trainer_config.reward_model.enable", True, name)
-        t.put(f"{TASKSET}.workflow_args.is_scored", False, name)
+        if t.is_written("data.train_files"):
+            t.put(f"{TASKSET}.workflow_args.is_scored", False, name)
 
 
 def order(t: Translation) -> None:

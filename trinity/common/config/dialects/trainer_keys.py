@@ -267,7 +267,9 @@ TRAINER_KEYS: tuple[ForeignKey, ...] = (
     refused("trainer.validation_data_dir", _ALL_KEPT, "remove it, and use `trinity show`"),
     harmless("trainer.esi_redundant_time", "a signal ends a run with a checkpoint", 0),
     harmless("trainer.device", "the device is the one that the machine has"),
-    harmless("trainer.ray_wait_register_center_timeout", "waits of workers end at `trainer.rank_timeout`"),
+    harmless(
+        "trainer.ray_wait_register_center_timeout", "waits of workers end at `--set trainer.rank_timeout=SECONDS`"
+    ),
     harmless("trainer.use_legacy_worker_impl", "the trainer is this project's"),
     harmless("trainer.use_v1", "the trainer is this project's"),
     harmless("trainer.v1", "the trainer is this project's", is_section=True),
@@ -295,7 +297,7 @@ OTHER_KEYS: tuple[ForeignKey, ...] = (
     refused(
         "distillation",
         "a veRL file is not distilled here",
-        "write `algorithm_type: on_policy_distill`",
+        "write a file of ours with `algorithm_type: on_policy_distill`",
         is_section=True,
     ),
     refused("mtp", _PARTS, "remove it", is_section=True),

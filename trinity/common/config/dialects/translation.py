@@ -154,6 +154,10 @@ class Translation:
         """Return whether the file has a key, with a value."""
         return self._written.get(name, (None, None))[0] is not None
 
+    def is_there(self, name: str) -> bool:
+        """Return whether the file has a key, also with null."""
+        return name in self._written
+
     def value(self, name: str) -> Any:
         """Return the value of a key: as written, else veRL's default, else None."""
         written = self._written.get(name, (None, None))[0]
@@ -242,24 +246,6 @@ class Translation:
     def written(self, name: str) -> str:
         """Return a key as the file has it, or as the table has it."""
         return self.spelt(name, self._written.get(name, (None, None))[1])
-
-    def names(self) -> dict[str, str]:
-        """Return the foreign key of each of our keys, as written.
-
-        It is the one that gave its value, or the one that would.
-        """
-        would = {row.to[0]: row.name for row in by_name().values() if len(row.to) == 1 and not row.is_section}
-        return would | {place: self.written(names[0]) for place, names in self.sources.items()}
-
-    def hints(self) -> dict[str, str]:
-        """Return those of `names` that take the same kind of value.
-
-        A switch that decides a number of ours is not among them.
-        """
-        switches = {
-            place for place, names in self.sources.items() if by_name().get(names[0], _NO_ROW).kind_read == "flag"
-        }
-        return {place: name for place, name in self.names().items() if place not in switches}
 
     def refuse(self, name: str, why: str, instead: str) -> None:
         """Refuse the value of a key (E1940)."""

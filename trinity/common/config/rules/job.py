@@ -54,7 +54,7 @@ def derive_names(resolution: Resolution) -> None:
 def check_addresses(resolution: Resolution) -> None:
     """Refuse addresses where nothing is copied from or to them."""
     auxiliary = resolution.get(AUXILIARY).items()
-    folders: list[Key[Any]] = [KEYS.checkpoint_root_dir, PATH]
+    root = KEYS.checkpoint_root_dir
     models: list[Key[Any]] = [
         KEYS.model.model_path,
         KEYS.model.critic_model_path,
@@ -64,6 +64,7 @@ def check_addresses(resolution: Resolution) -> None:
         ),
         *(present(KEYS.model.lora_configs)[i].path for i in range(len(resolution.get(KEYS.model.lora_configs) or ()))),
         REWARD_MODEL.model.path,
+        PATH,
     ]
     data = [
         *(place for key in tasksets(resolution) for place in _places(resolution, key.path)),
@@ -75,7 +76,7 @@ def check_addresses(resolution: Resolution) -> None:
             for place in _places(resolution, AUXILIARY[name].path)
         ),
     ]
-    for key in (*folders, *models, *data, UPLOAD):
+    for key in (root, *models, *data, UPLOAD):
         written = resolution.get(key) if resolution.is_given(key) else None
         scheme = scheme_name(written)
         known = SCHEMES.get(scheme or "")
@@ -84,10 +85,10 @@ def check_addresses(resolution: Resolution) -> None:
         elif scheme is None or scheme.partition("+")[0] in DATABASES:
             is_right = True
         else:
-            is_right = key not in folders and known is not None and (key in data or known.has_folders)
+            is_right = key != root and known is not None and (key in data or known.has_folders)
         if is_right:
             continue
-        rule, way_out = _refused_address(key, str(written), is_model=key in models, is_folder=key in folders)
+        rule, way_out = _refused_address(key, str(written), is_model=key in models)
         resolution.problem(
             "E1896",
             key,
@@ -98,7 +99,7 @@ def check_addresses(resolution: Resolution) -> None:
         )
 
 
-def _refused_address(key: Key[Any], written: str, *, is_model: bool, is_folder: bool) -> tuple[str, str]:
+def _refused_address(key: Key[Any], written: str, *, is_model: bool) -> tuple[str, str]:
     """Return what a key takes instead of an address, and the way out."""
     rest = redact(written).partition("://")[2]
     if key == KEYS.checkpoint_root_dir:
@@ -112,14 +113,9 @@ def _refused_address(key: Key[Any], written: str, *, is_model: bool, is_folder: 
             f"an address of {names}",
             f"write such an address, or remove it: checkpoints are in `{KEYS.checkpoint_root_dir}`",
         )
-    if is_folder:
-        return (
-            "a folder of this machine",
-            f"to begin from its weights write `{KEYS.model.model_path}: {redact(written)}/actor/huggingface`; to go on "
-            "with its optimizer and its place in the data, copy the folder of the job back to this machine",
-        )
     names = ", ".join(f"{name}://" for name, each in SCHEMES.items() if each.has_folders or not is_model)
-    what = "a folder of this machine, a hub id" if is_model else "a file or a folder of this machine, a hub id"
+    what = "a folder of this machine" if is_model else "a file or a folder of this machine"
+    what += ", a hub id" * (key != PATH)
     return f"{what} or an address of {names}", f"mount or download {rest} and write the path that it has here"
 
 
