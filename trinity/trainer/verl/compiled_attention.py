@@ -102,17 +102,17 @@ class _Attention(torch.autograd.Function):
         pairs: Int[Tensor, "P five"],
     ) -> Float[Tensor, "N Q D"]:
         from trinity.utils.fused import attention  # with Numba, half a second of imports
+        from trinity.utils.fused.machine import LIKE
 
-        kept, dtype = (q, k, v), q.dtype
-        q, k, v = (in_rows(t.float()) for t in kept)
+        q, k, v = (in_rows(t) for t in (q, k, v))
         out = torch.zeros(q.shape)
         state = torch.tensor([float(attention.LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
         buffer = torch.empty(attention.buffer_size(q.shape[2]))
         tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
         sizes = (*q.shape[:2], *k.shape[1:], len(pairs))
-        attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr())
-        out = out.to(dtype)
-        ctx.save_for_backward(*kept, out, state, pairs)
+        attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr(), LIKE[q.dtype])
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, state, pairs)
         return out
 
     @staticmethod
@@ -121,11 +121,10 @@ class _Attention(torch.autograd.Function):
         ctx: Any, grad: Float[Tensor, "N Q D"]
     ) -> tuple[Float[Tensor, "N Q D"], Float[Tensor, "N H D"], Float[Tensor, "N H D"], None]:
         from trinity.utils.fused import attention
+        from trinity.utils.fused.machine import LIKE
 
-        *kept, out, state, pairs = ctx.saved_tensors
-        q, k, v = (in_rows(t.float()) for t in kept)
-        out, grad = out.float(), grad.float().contiguous()
-        delta = (grad * out).sum(-1)
+        q, k, v, out, state, pairs = ctx.saved_tensors
+        grad, delta = grad.contiguous(), torch.empty(q.shape[:2])
         of_q, of_k, of_v = (torch.zeros(t.shape) for t in (q, k, v))
         buffer = torch.empty(attention.buffer_size(q.shape[2]))
         attention.backward(
@@ -136,9 +135,9 @@ class _Attention(torch.autograd.Function):
             pairs.data_ptr(),
             (*q.shape[:2], *k.shape[1:], len(pairs)),
             buffer.data_ptr(),
+            LIKE[q.dtype],
         )
-        of_q, of_k, of_v = (found.to(t.dtype) for found, t in zip((of_q, of_k, of_v), kept, strict=True))
-        return of_q, of_k, of_v, None
+        return of_q.to(q.dtype), of_k.to(q.dtype), of_v.to(q.dtype), None
 
 
 def _distances(*tensors: Tensor) -> tuple[int, ...]:

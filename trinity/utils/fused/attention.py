@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from trinity.utils.fused.machine import exponential, kernel, pointer
+from trinity.utils.fused.machine import exponential, kernel, load, pointer
 from trinity.utils.fused.rows import COLUMNS, slopes, weigh
 from trinity.utils.fused.tile import WIDTH, multiply
 
@@ -37,15 +37,15 @@ def buffer_size(size: int) -> int:
 
 @njit(inline="always")
 def _copied(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> None:
-    """Copy rows at a distance into rows one after another."""
+    """Copy rows at a distance into float32 rows one after another."""
     for row in range(rows):
         for i in range(size):
-            out[row * size + i] = x[at + row * distance + i]
+            out[row * size + i] = load(x, at + row * distance + i)
 
 
 @njit(inline="always")
 def _in_panels(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> int:
-    """Write rows [K, D] as panels [., D, WIDTH]; return their number.
+    """Write rows [K, D] as float32 panels [., D, WIDTH]; return their number.
 
     The last one is filled up with zeros.
     """
@@ -53,7 +53,7 @@ def _in_panels(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -
     for row in range(panels * WIDTH):
         to = (row // WIDTH) * WIDTH * size + row % WIDTH
         for i in range(size):
-            out[to + i * WIDTH] = x[at + row * distance + i] if row < rows else F0
+            out[to + i * WIDTH] = load(x, at + row * distance + i) if row < rows else F0
     return panels
 
 
@@ -101,8 +101,9 @@ def _end(table: Any, begin: int, num_pairs: int) -> int:
 
 @njit(inline="always")
 def _attend(
-    tensors: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int, token: int, rows: int
-) -> None:
+    tensors: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int, token: int, rows: int,
+    like: Any,
+) -> None:  # fmt: skip
     """Add a block of keys to the outputs of some neighbouring queries.
 
     The first query is `place` keys after the first key.
@@ -110,11 +111,12 @@ def _attend(
     _, num_queries, heads, size, _ = sizes
     count, panels = block
     repeat, of_out = num_queries // heads, num_queries * size
-    none, keys_at = np.float32(0), buffer + 4 * QUERIES * KEYS
-    out, state = pointer(tensors[3], none), pointer(tensors[4], none)
+    keys_at = buffer + 4 * QUERIES * KEYS
+    queries = keys_at + 8 * KEYS * size
+    q, out, state = pointer(tensors[0], like), pointer(tensors[3], F0), pointer(tensors[4], F0)
     for query in range(head * repeat, (head + 1) * repeat):
-        from_q = tensors[0] + 4 * (token * distances[0] + query * size)
-        _products(from_q, distances[0], keys_at, buffer, rows, size, panels)
+        _copied(q, token * distances[0] + query * size, distances[0], pointer(queries, F0), rows, size)
+        _products(queries, size, keys_at, buffer, rows, size, panels)
         for row in range(rows):
             seen = max(0, min(count, place + row + 1))
             where = (token + row) * num_queries + query
@@ -126,11 +128,11 @@ def _attend(
 @njit(nogil=True, error_model="numpy", cache=True)
 def _forward_keys(
     tensors: tuple[int, int, int, int, int], distances: tuple[int, int, int], pairs: int,
-    sizes: tuple[int, int, int, int, int], buffer: int, begin: int, end: int, head: int, start: int,
+    sizes: tuple[int, int, int, int, int], buffer: int, begin: int, end: int, head: int, start: int, like: Any,
 ) -> None:  # fmt: skip
     """Add a block of keys, from `start` on, to the outputs of its pairs."""
     none, size = np.float32(0), sizes[3]
-    table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], none), pointer(tensors[2], none)
+    table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], like), pointer(tensors[2], like)
     keys_at = buffer + 4 * QUERIES * KEYS
     count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
     panels = _in_panels(k, key * distances[1] + head * size, distances[1], pointer(keys_at, none), count, size)
@@ -142,7 +144,7 @@ def _forward_keys(
             rows = min(QUERIES, num_tokens - at)
             if place + at + rows > 0:
                 block = (count, panels)
-                _attend(tensors, distances, sizes, buffer, head, block, place + at, token + at, rows)
+                _attend(tensors, distances, sizes, buffer, head, block, place + at, token + at, rows, like)
 
 
 @kernel
@@ -152,16 +154,18 @@ def forward(
     pairs: int,
     sizes: tuple[int, int, int, int, int],
     buffer: int,
+    like: Any,
 ) -> None:
     """Write the outputs [N, Q, D] and log-sums [N, Q].
 
     Args:
-        tensors: scaled queries [N, Q, D], keys and values [N, H, D], the output (zeros) and for each query and head two
-            numbers, `LOWEST` and 0, of which the first becomes the log-sum.
+        tensors: scaled queries [N, Q, D], keys and values [N, H, D], and in float32 the output (zeros) and for each
+            query and head two numbers, `LOWEST` and 0, of which the first becomes the log-sum.
         distances: between tokens of queries, keys and values, in numbers.
         pairs: [P, PAIR], equal keys one after another; together they hold every key that a query sees.
         sizes: N, Q, H, D and P.
         buffer: see `buffer_size`.
+        like: number type of queries, keys and values.
     """
     num_tokens, num_queries, heads, size, num_pairs = sizes
     none, begin = np.float32(0), 0
@@ -170,7 +174,7 @@ def forward(
         end = _end(table, begin, num_pairs)
         for start in range(0, table[begin * PAIR + 1], KEYS):
             for head in range(heads):
-                _forward_keys(tensors, distances, pairs, sizes, buffer, begin, end, head, start)
+                _forward_keys(tensors, distances, pairs, sizes, buffer, begin, end, head, start, like)
         begin = end
     for place in range(num_tokens * num_queries):
         total = max(state[2 * place + 1], np.float32(1e-37))  # a query that no pair holds
@@ -182,7 +186,7 @@ def forward(
 @njit(inline="always")
 def _derive(
     tensors: Any, given: Any, found: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int,
-    token: int, rows: int,
+    token: int, rows: int, like: Any,
 ) -> None:  # fmt: skip
     """Add the gradients of a block of keys and of some queries.
 
@@ -192,7 +196,7 @@ def _derive(
     count, panels = block
     repeat, of_out, of_q = num_queries // heads, num_queries * size, distances[0]
     none, step = np.float32(0), 4 * KEYS * size
-    q, grad = pointer(tensors[0], none), pointer(given[0], none)
+    q, grad = pointer(tensors[0], like), pointer(given[0], like)
     state, deltas = pointer(tensors[4], none), pointer(given[1], none)
     weights, products, blocks = buffer, buffer + 4 * QUERIES * KEYS, buffer + 8 * QUERIES * KEYS
     queries, grads = blocks + 5 * step, blocks + 5 * step + 4 * QUERIES * size
@@ -215,11 +219,11 @@ def _derive(
 def _backward_keys(
     tensors: tuple[int, int, int, int, int], given: tuple[int, int], found: tuple[int, int, int],
     distances: tuple[int, int, int], pairs: int, sizes: tuple[int, int, int, int, int], buffer: int, begin: int,
-    end: int, head: int, start: int,
+    end: int, head: int, start: int, like: Any,
 ) -> None:  # fmt: skip
     """Add the gradients of a block of keys; see `_forward_keys`."""
     none, heads, size = np.float32(0), sizes[2], sizes[3]
-    table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], none), pointer(tensors[2], none)
+    table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], like), pointer(tensors[2], like)
     blocks, step = buffer + 8 * QUERIES * KEYS, 4 * KEYS * size
     count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
     from_k, from_v = key * distances[1] + head * size, key * distances[2] + head * size
@@ -235,7 +239,9 @@ def _backward_keys(
             rows = min(QUERIES, num_tokens - at)
             if place + at + rows > 0:
                 block = (count, panels)
-                _derive(tensors, given, found, distances, sizes, buffer, head, block, place + at, token + at, rows)
+                _derive(
+                    tensors, given, found, distances, sizes, buffer, head, block, place + at, token + at, rows, like
+                )
     grad_k, grad_v = pointer(found[1], none), pointer(found[2], none)
     for row in range(count):
         to = ((key + row) * heads + head) * size
@@ -253,22 +259,31 @@ def backward(
     pairs: int,
     sizes: tuple[int, int, int, int, int],
     buffer: int,
+    like: Any,
 ) -> None:
     """Add the gradients of queries, keys and values.
 
     Args:
-        tensors: as of `forward`, whose outputs these are.
-        given: gradient of the output [N, Q, D], and its products with the output [N, Q].
-        found: gradients [N, Q, D] and [N, H, D].
+        tensors: as of `forward`, whose outputs these are; the output is of the type `like` here.
+        given: gradient of the output [N, Q, D], of the type `like`, and where its products with the output [N, Q] are
+            written, in float32.
+        found: gradients [N, Q, D] and [N, H, D] in float32.
         distances: as of `forward`.
         pairs: likewise.
         sizes: likewise.
         buffer: likewise.
+        like: likewise.
     """
     num_pairs, begin, table = sizes[4], 0, pointer(pairs, np.int64(0))
+    grad, out, deltas = pointer(given[0], like), pointer(tensors[3], like), pointer(given[1], np.float32(0))
+    for place in range(sizes[0] * sizes[1]):
+        total = np.float32(0)
+        for i in range(sizes[3]):
+            total += load(grad, place * sizes[3] + i) * load(out, place * sizes[3] + i)
+        deltas[place] = total
     while begin < num_pairs:
         end = _end(table, begin, num_pairs)
         for start in range(0, table[begin * PAIR + 1], KEYS):
             for head in range(sizes[2]):
-                _backward_keys(tensors, given, found, distances, pairs, sizes, buffer, begin, end, head, start)
+                _backward_keys(tensors, given, found, distances, pairs, sizes, buffer, begin, end, head, start, like)
         begin = end
