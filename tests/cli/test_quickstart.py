@@ -20,7 +20,7 @@ def test_prepare_only_writes_the_folder_and_says_how_to_run_it(tmp_path: Path) -
     result = CliRunner().invoke(app, ["--dir", str(folder), "--prepare-only"])
     assert result.exit_code == 0
     assert f"run --config {folder / 'quickstart.yaml'}" in result.stdout
-    assert sorted(path.name for path in folder.iterdir()) == ["data", "model", "quickstart.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "model", "quickstart.yaml", "trinity.schema.json"]
 
 
 def test_a_second_call_says_that_it_keeps_the_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def main() -> None:
 
     steady_output()
     try:
-        app()
+        app(prog_name="trinity")
         status = 0
     except SystemExit as end:
         if isinstance(end.code, str):

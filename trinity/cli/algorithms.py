@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from trinity.cli.completion import algorithm_names
 from trinity.common.errors import ExitCode
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Algorithm type to explain; all are listed without it.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Algorithm type to explain; all are listed without it.", autocompletion=algorithm_names),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the algorithm types, or explain one.

@@ -14,6 +14,7 @@ from trinity.cli.data import data_app
 from trinity.cli.debug import debug
 from trinity.cli.doctor import doctor
 from trinity.cli.env_check import env_check
+from trinity.cli.estimate import estimate
 from trinity.cli.explain import explain
 from trinity.cli.export import export_app
 from trinity.cli.jobs import log, resume, runs, status, stop
@@ -60,6 +61,7 @@ app.command()(log)
 app.command()(stop)
 app.command()(resume)
 app.command()(doctor)
+app.command()(estimate)
 app.command()(explain)
 app.command("try")(try_tasks)
 app.command()(debug)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,11 +19,20 @@ config_app = typer.Typer(help="Show the schema, or what a configuration means.",
 
 
 @config_app.command()
-def schema() -> None:
-    """Print the JSON schema of the configuration file."""
-    from trinity.common.config import json_schema
+def schema(
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Write it there, as trinity.schema.json; else it is printed.")
+    ] = None,
+) -> None:
+    """Print the JSON schema of the configuration file, for editors."""
+    from trinity.explain.editor_schema import SCHEMA_LINE, editor_schema, write_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    if folder is None:
+        typer.echo(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
+        return
+    if not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is no folder", param_hint="--folder")
+    typer.echo(f"{write_schema(folder)}: begin a file beside it with `{SCHEMA_LINE}`")
 
 
 @config_app.command()

@@ -45,6 +45,11 @@ def convert_config(
         if output is None:
             typer.echo(text, nl=False)
         elif not errors:
+            if to == "trinity":
+                from trinity.explain.editor_schema import SCHEMA_LINE, write_schema
+
+                text = f"{SCHEMA_LINE}\n{text}"
+                typer.echo(f"{write_schema(output.parent)}: what editors know of its keys")
             output.write_text(text, encoding="utf-8")
             typer.echo(f"{output}: written from {path} ({made.source})")
         raise typer.Exit(int(errors[0].exit_code if errors else ExitCode.DONE))

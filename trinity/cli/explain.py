@@ -7,13 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from trinity.cli.completion import codes_and_keys
 from trinity.cli.options import ended_with
 
 SHOWN_PLACES = 5
 
 
 def explain(
-    name: Annotated[str, typer.Argument(metavar="CODE|KEY", help="Such as E1203, or algorithm.repeat_times.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="CODE|KEY", help="Such as E1203, or algorithm.repeat_times.", autocompletion=codes_and_keys
+        ),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a code of an error or warning, or a key, means."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import PluginDirs, ended_with
+from trinity.cli.completion import jobs
+from trinity.cli.options import Job, PluginDirs, ended_with
 
 if TYPE_CHECKING:
     from trinity.buffer.export import Form
     from trinity.launch.reuse.demonstrations import Choose
 
-Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file of JSON lines.")]
 Url = Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")]
 
@@ -22,7 +22,10 @@ export_app = typer.Typer(help="Write what a run has stored into files.", no_args
 
 @export_app.command()
 def experience(
-    job: Annotated[Path | None, typer.Argument(metavar="[JOB]", help="Folder of a run, with its config.yaml.")] = None,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB]", help="Folder of a run, with its config.yaml.", autocompletion=jobs),
+    ] = None,
     to: Annotated[str, typer.Option("--to", help="parquet or jsonl.")] = "parquet",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file; `experience.<form>` if not given.")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trinity.cli.completion import jobs as jobs_of_words
+from trinity.cli.completion import set_words
 from trinity.cli.options import ended_with
 from trinity.common.errors import ExitCode
 from trinity.utils.log import redact
@@ -21,7 +23,12 @@ from trinity.utils.log import redact
 if TYPE_CHECKING:
     from trinity.launch.jobs import JobState, PartState
 
-Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, <checkpoint_root_dir>/<project>/<name>.")]
+Job = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JOB", help="Folder of a run, <checkpoint_root_dir>/<project>/<name>.", autocompletion=jobs_of_words
+    ),
+]
 Part = Annotated[str | None, typer.Option("--part", help="Name of a part that runs apart; else all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FOLLOW_S = 0.5
@@ -126,7 +133,10 @@ def stop(
 def resume(
     job: Job,
     part: Part = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Another value of a key: a.b=c.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another value of a key: a.b=c.", autocompletion=set_words),
+    ] = None,
     accept_change: Annotated[
         list[str] | None, typer.Option("--accept-change", help="Key that may differ from the run that is continued.")
     ] = None,

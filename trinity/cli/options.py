@@ -11,21 +11,29 @@ from typing import Annotated
 
 import typer
 
+from trinity.cli.completion import jobs, set_words, words
 from trinity.common.errors import ExitCode, TrinityError
 from trinity.utils.log import log_to_console, redact
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", help="Override a key: a.b=c or stages[1].a.b=c; may be repeated.", autocompletion=set_words),
 ]
 PluginDirs = Annotated[
     list[Path] | None,
     typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
 ]
-File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="YAML file, in place of --config.")]
+File = Annotated[
+    str | None,
+    typer.Argument(metavar="[FILE]", help="YAML file, in place of --config.", autocompletion=words),
+]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[A.B=C]...", help="Overrides, as with --set; of a veRL file in hydra's form."),
+    typer.Argument(
+        metavar="[A.B=C]...", help="Overrides, as with --set; of a veRL file in hydra's form.", autocompletion=words
+    ),
 ]
+Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.", autocompletion=jobs)]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.")]
 
 StageName = Annotated[str | None, typer.Option("--stage", help="Stage of the file; the first that has tasks.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity.cli.options import Overrides, PluginDirs, ended_with
+from trinity.cli.options import Job, Overrides, PluginDirs, ended_with
 
 if TYPE_CHECKING:
     from trinity.launch.reuse.replay import Computed, Replayed
@@ -19,7 +19,7 @@ HEADLINES = ("actor/final_loss", "actor/grad_norm", "actor/pg_clipfrac", "actor/
 
 
 def replay(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.")],
+    job: Job,
     step: Annotated[int, typer.Option("--step", min=1, help="The training step.")],
     set_: Overrides = None,
     output: Annotated[

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity.cli.options import Overrides, PluginDirs, ended_with
+from trinity.cli.completion import reward_names
+from trinity.cli.options import Job, Overrides, PluginDirs, ended_with
 
 if TYPE_CHECKING:
     from trinity.launch.reuse.rescoring import Rescored
@@ -17,10 +18,11 @@ NUM_BINS, BAR = 10, 30
 
 
 def rescore(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.")],
+    job: Job,
     output: Annotated[str, typer.Option("--output", "-o", help="The new database: a file of SQLite, or a URL.")],
     reward: Annotated[
-        str | None, typer.Option("--reward", help="Reward function; that of the run if not given.")
+        str | None,
+        typer.Option("--reward", help="Reward function; that of the run if not given.", autocompletion=reward_names),
     ] = None,
     for_: Annotated[
         str | None, typer.Option("--for", help="PROJECT/NAME of the run that trains them; JOB's with -rescored.")

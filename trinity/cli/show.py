@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity.cli.options import ended_with
+from trinity.cli.options import Job, ended_with
 
 if TYPE_CHECKING:
     from trinity.buffer.records import Order
@@ -16,7 +15,7 @@ NUMBER = 8
 
 
 def show(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.")],
+    job: Job,
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Training step that used them; with --eval the explore step.")
     ] = None,

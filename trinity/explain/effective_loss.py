@@ -58,19 +58,8 @@ class EffectiveLoss:
 
 def effective_loss(stage: StagePlan) -> EffectiveLoss:
     """Return the effective loss of a stage."""
-    config = stage.config
-    algorithm = config.algorithm
-    functions = {
-        role: function_of(
-            algorithm.algorithm_type,
-            role,
-            vars(algorithm)[role],
-            vars(algorithm)[f"{role}_args"],
-            catalogue=stage.catalogue,
-        )
-        for role in IN_LOSS
-    }
-    found = EffectiveLoss(stage.name, algorithm.algorithm_type)
+    config, functions = stage.config, _functions(stage)
+    found = EffectiveLoss(stage.name, config.algorithm.algorithm_type)
     signs = [_policy(config, functions["policy_loss_fn"], found)]
     is_verl = functions["policy_loss_fn"].is_verl
     signs += _kl(config, functions["kl_loss_fn"], found, is_verl=is_verl)
@@ -84,6 +73,26 @@ def effective_loss(stage: StagePlan) -> EffectiveLoss:
         found.batch.append(critic.in_batch(config))
     found.models = _models(config, functions, has_penalty=has_penalty)
     return found
+
+
+def reads_reference(stage: StagePlan) -> bool:
+    """Return whether a stage loads a reference model."""
+    functions, found = _functions(stage), EffectiveLoss(stage.name, stage.config.algorithm.algorithm_type)
+    return bool(_readers(functions, has_penalty=_advantage(stage.config, functions, found)))
+
+
+def _functions(stage: StagePlan) -> dict[str, AlgorithmFunction]:
+    algorithm = stage.config.algorithm
+    return {
+        role: function_of(
+            algorithm.algorithm_type,
+            role,
+            vars(algorithm)[role],
+            vars(algorithm)[f"{role}_args"],
+            catalogue=stage.catalogue,
+        )
+        for role in IN_LOSS
+    }
 
 
 def is_weighted(function: AlgorithmFunction) -> bool:
@@ -217,7 +226,8 @@ def _correction(config: Config) -> list[str]:
     return [*lines, "rho = exp(old_logprob - rollout_logprob)"] if lines else []
 
 
-def _models(config: Config, functions: dict[str, AlgorithmFunction], *, has_penalty: bool) -> list[str]:
+def _readers(functions: dict[str, AlgorithmFunction], *, has_penalty: bool) -> list[str]:
+    """Return what reads the reference model."""
     reasons = []
     if "ref_logprob" in functions["policy_loss_fn"].needs:
         reasons.append(f"the policy loss {functions['policy_loss_fn'].name} reads it")
@@ -225,6 +235,11 @@ def _models(config: Config, functions: dict[str, AlgorithmFunction], *, has_pena
         reasons.append(f"the KL term {functions['kl_loss_fn'].name} reads it")
     if has_penalty:
         reasons.append(f"the KL penalty {functions['kl_penalty_fn'].name} reads it")
+    return reasons
+
+
+def _models(config: Config, functions: dict[str, AlgorithmFunction], *, has_penalty: bool) -> list[str]:
+    reasons = _readers(functions, has_penalty=has_penalty)
     lines = [
         "policy: yes, trained",
         f"reference: {'yes, ' + ', '.join(reasons) if reasons else 'no, nothing reads it'}",

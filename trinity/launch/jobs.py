@@ -139,12 +139,19 @@ def jobs_below(folder: Path, *, depth: int = DEPTH) -> Iterator[JobState]:
         folder: where to look.
         depth: levels of folders below it.
     """
-    if is_job(folder):
-        yield job_state(folder)
-    if depth <= 0:
-        return
-    for entry in sorted(_folders(folder)):
-        yield from jobs_below(entry, depth=depth - 1)
+    yield from map(job_state, filter(is_job, folders_below(folder, depth=depth)))
+
+
+def folders_below(folder: Path, *, depth: int = DEPTH) -> Iterator[Path]:
+    """Yield a folder and those below it that may hold jobs, in order.
+
+    Args:
+        folder: where to look.
+        depth: levels of folders below it.
+    """
+    yield folder
+    for entry in sorted(_folders(folder)) if depth > 0 else ():
+        yield from folders_below(entry, depth=depth - 1)
 
 
 def stop_job(folder: Path, *, part: str | None = None, timeout_s: float) -> list[PartState]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.common.errors import ConfigError
+from trinity.explain.editor_schema import SCHEMA_LINE, write_schema
 from trinity.quickstart.dataset import write_dataset
 from trinity.quickstart.model import write_model
 from trinity.quickstart.template import render
@@ -52,7 +53,8 @@ def prepare(directory: Path, *, seed: int = 42) -> Quickstart:
     if not (directory / "model" / "config.json").exists():
         write_model(directory / "model", seed=seed)
     if is_new:
-        config.write_text(render(directory, seed=seed), encoding="utf-8")
+        write_schema(directory)
+        config.write_text(f"{SCHEMA_LINE}\n{render(directory, seed=seed)}", encoding="utf-8")
     return Quickstart(directory, config, is_new)
 
 

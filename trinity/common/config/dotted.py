@@ -59,12 +59,13 @@ def with_dotted(catalogue: Catalogue, tree: Tree) -> tuple[Catalogue, list[Findi
 
 def _names(tree: Tree) -> Iterator[tuple[str, str]]:
     for path in tree.leaves():
-        registry, value = _registry_of(path), tree.get(path)
+        registry, value = registry_of(path), tree.get(path)
         if registry is not None and isinstance(value, str) and _DOTTED.fullmatch(value):
             yield registry, value
 
 
-def _registry_of(path: Path) -> str | None:
+def registry_of(path: Path) -> str | None:
+    """Return the registry whose names a key holds; None: it holds none."""
     if path[-1] == "name" and len(path) > 2 and path[-3] == "operators":
         return "operator"
     is_of_list = isinstance(path[-1], int) and len(path) > 1

@@ -77,6 +77,22 @@ def default_at(path: Path) -> tuple[bool, Any]:
     return True, field.get_default()
 
 
+def values_of(path: Path) -> list[Any]:
+    """Return the values of a key that can be listed, null left out.
+
+    Empty for a key that takes others, too.
+    """
+    found: list[Any] = []
+    for kind in variants(annotation_at(path)):
+        if typing.get_origin(kind) is typing.Literal:
+            found += typing.get_args(kind)
+        elif kind is bool:
+            found += [True, False]
+        else:
+            return []
+    return [value for value in found if value is not None]
+
+
 @functools.cache
 def holds_section(path: Path) -> bool:
     """Return whether a section, or a list or mapping of sections, is there."""

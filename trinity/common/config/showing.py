@@ -126,6 +126,6 @@ def leaves(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of the configuration file, stages included."""
     schema = Config.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/resolution/2020-12/schema"
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Trinity configuration"
     return schema
