@@ -13,6 +13,8 @@ from transformers import AutoModelForSequenceClassification
 from tests.docs.pages import page
 from tests.e2e.test_algorithms import check, finish, make_run
 from tests.tiny import CHARACTERS, tiny_model
+from trinity.launch.reuse.past_run import PastRun
+from trinity.launch.reuse.rescoring import rescored
 from trinity.launch.run import RunOptions, plan_run, run_plan
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,11 @@ def test_a_reward_model_of_a_plugin(tmp_path: Path, plugins: Path) -> None:
     for line in run.lines("explorer"):
         expected = 2.0 * (1.0 - line["rollout/digits/mean"])
         assert 0.0 < line["experience_pipeline/reward_model/score/mean"] <= expected + 1e-6
+    past, factor = PastRun.of(run.job, plugin_dirs=(plugins, tmp_path / "more")), "reward_model.worker_args.weight=4.0"
+    same = rescored(past, f"sqlite:///{tmp_path}/same.db")
+    assert all(before == after for before, after in same.rewards) and any(after for _, after in same.rewards)
+    more = rescored(past, f"sqlite:///{tmp_path}/more.db", overrides=[f"trainer.trainer_config.{factor}"])
+    assert [after for _, after in more.rewards] == pytest.approx([2.0 * before for before, _ in more.rewards])
     run.change(trainer__trainer_config__reward_model__worker_args={"weigth": 2.0}, name="wrong")
     (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
     options = RunOptions(plugin_dirs=(plugins, tmp_path / "more"))
