@@ -1,12 +1,14 @@
 """What `trinity data preview` takes on a large file, as a whole process: imports, rows, chat template, tokenizer.
 
 The rows are the word problems of the step benchmark, in the words of a workflow for maths; `--tokens` lengthens them. A
-question of GSM8K has about 60 tokens, and its prompt about 150.
+question of GSM8K has about 60 tokens, and its prompt about 150. With `--kind` they are files to train on: conversations
+of a question and an answer (`sft`), pairs of answers (`dpo`), or texts (`cpt`).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -20,8 +22,26 @@ from typing import Any
 import work
 import yaml
 
+KINDS = ("prompts", "sft", "dpo", "cpt")
 
-def write(folder: Path, *, rows: int, tokens: int) -> Path:
+
+def row_of(kind: str, row: dict[str, Any], question: str) -> dict[str, Any]:
+    """Return a row of a kind of file, whose texts are about as long as the question."""
+    if kind == "prompts":
+        return row | {"question": question}
+    if kind == "cpt":
+        return {"text": f"{question} {row['answer']}"}
+    messages = [{"role": "user", "content": question}]
+    texts = f"{question} {row['answer']}", f"{row['answer']} {question}"
+    good, bad = ({"role": "assistant", "content": text} for text in texts)
+    return (
+        {"messages": messages, "chosen": [good], "rejected": [bad]}
+        if kind == "dpo"
+        else {"messages": [*messages, good]}
+    )
+
+
+def write(folder: Path, *, rows: int, tokens: int, kind: str) -> Path:
     """Write a tiny model, `rows` rows and a configuration; return its path."""
     from transformers import AutoTokenizer
 
@@ -32,11 +52,22 @@ def write(folder: Path, *, rows: int, tokens: int) -> Path:
     cut = tokenizer.decode(tokenizer(others)["input_ids"][:tokens])
     with (folder / "train.jsonl").open("w") as file:
         for number, row in enumerate(made):
-            file.write(json.dumps(row | {"question": f"{number}. {cut} {row['question']}"}) + "\n")
-    config = {
+            file.write(json.dumps(row_of(kind, row, f"{number}. {cut} {row['question']}")) + "\n")
+    (folder / "run.yaml").write_text(yaml.safe_dump(config_of(folder, kind)))
+    return folder / "run.yaml"
+
+
+def config_of(folder: Path, kind: str) -> dict[str, Any]:
+    """Return a configuration that reads the file."""
+    common = {"checkpoint_root_dir": str(folder / "out")}
+    common["model"] = {"model_path": str(folder / "model"), "max_model_len": 2048}
+    if kind != "prompts":
+        columns = {"prompt_key": "text"} if kind == "cpt" else {"prompt_type": "messages", "messages_key": "messages"}
+        buffer = {"path": str(folder / "train.jsonl"), "format": columns}
+        own = {"mode": "train", "algorithm": {"algorithm_type": kind}}
+        return common | own | {"buffer": {"train_batch_size": 8, "trainer_input": {"experience_buffer": buffer}}}
+    return common | {
         "mode": "explore",
-        "checkpoint_root_dir": str(folder / "out"),
-        "model": {"model_path": str(folder / "model"), "max_model_len": 2048},
         "buffer": {
             "batch_size": 8,
             "total_steps": 1,
@@ -51,8 +82,6 @@ def write(folder: Path, *, rows: int, tokens: int) -> Path:
         },
         "explorer": {"rollout_model": {"engine_type": "torch"}},
     }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    return folder / "run.yaml"
 
 
 def preview(config: Path) -> dict[str, Any]:
@@ -68,7 +97,9 @@ def preview(config: Path) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
     (found,) = json.loads(done.stdout[done.stdout.index("[\n") :])
-    middle = sum(number * (first + last) / 2 for first, last, number in found["histogram"]) / found["num_rows"]
+    parts = found.get("histograms") or {"prompt": found["histogram"]}
+    middle = sum(number * (first + last) / 2 for each in parts.values() for first, last, number in each)
+    middle /= sum(number for _, _, number in next(iter(parts.values())))
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"rows": found["num_rows"], "tokens": round(middle), "wall_s": wall_s, "cpu_s": cpu_s}
 
@@ -79,12 +110,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--tokens", type=int, nargs="+", default=[0, 400], help="tokens before each question")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kind", choices=KINDS, nargs="+", default=KINDS)
     arguments = parser.parse_args()
-    for tokens in arguments.tokens:
+    for kind, tokens in itertools.product(arguments.kind, arguments.tokens):
         with tempfile.TemporaryDirectory(prefix="preview") as folder:
-            config = write(Path(folder), rows=arguments.rows, tokens=tokens)
+            config = write(Path(folder), rows=arguments.rows, tokens=tokens, kind=kind)
             found = min((preview(config) for _ in range(arguments.repeats)), key=lambda each: each["wall_s"])
-        print(json.dumps({name: round(value, 2) for name, value in found.items()}))
+        print(json.dumps({"kind": kind} | {name: round(value, 2) for name, value in found.items()}))
 
 
 if __name__ == "__main__":

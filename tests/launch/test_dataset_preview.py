@@ -13,7 +13,7 @@ from tests.e2e.tiny_run import PLAIN
 from tests.tiny import tiny_model
 from trinity.cli.data import _lines
 from trinity.common.errors import ConfigError
-from trinity.launch.trial.dataset_preview import DatasetPreview, datasets_previewed
+from trinity.launch.trial.dataset_preview import DatasetPreview, _num_measured, datasets_previewed
 from trinity.launch.trial.stage import TrialOptions, data_stages
 
 
@@ -96,6 +96,12 @@ def test_a_long_text_is_cut_and_few_rows_are_measured(model: Path, tmp_path: Pat
     assert (found.num_rows, found.num_measured, found.num_cut, found.num_repeated) == (40, 10, 10, 30)
     assert sum(len(part.text) for part in found.rows[0]) == 48, "a token a character, and what is trained on is shown"
     assert "tokens of 10 of them, evenly spaced, are counted" in "\n".join(_lines(found))
+
+
+def test_of_long_rows_fewer_are_measured() -> None:
+    assert _num_measured(300, 60 * 300) == _num_measured(10_000, 10_000) == 2000, "all of a small file"
+    assert _num_measured(10_000, 4000 * 10_000) == 300
+    assert _num_measured(10_000, 10**6 * 10_000) == 200
 
 
 def test_more_bad_rows_than_a_run_admits_are_all_shown(model: Path, tmp_path: Path) -> None:

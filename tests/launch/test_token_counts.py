@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trinity.launch.trial.token_counts import special_tokens_that_part, token_counts
+from trinity.launch.trial.token_counts import WordCounter, cuts_at_spaces, special_tokens_that_part, token_counts
 
 SPECIAL = ("<|end|>", "<|im_start|>", "<|im_start|>x", "<|im_end|>")
 TEXTS = [
@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Any]]] = {
 CUT = {"bytes", "bytes with a space before", "bytes behind a pattern", "bytes behind digits"}
 
 
-def made(kind: str) -> Tokenizer:
+def made(kind: str, *, is_plain: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     normalizer, pre_tokenizer = KINDS[kind]()
     if normalizer is not None:
@@ -56,12 +56,17 @@ def made(kind: str) -> Tokenizer:
         vocab_size=400, special_tokens=["<unk>", *SPECIAL], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
+    if is_plain:
+        tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+        return tokenizer
     tokenizer.add_tokens([AddedToken("plain token", special=False), AddedToken("stripped", special=False, lstrip=True)])
     tokenizer.add_special_tokens([AddedToken("<|left|>", special=True, lstrip=True)])
     return tokenizer
 
 
 TOKENIZERS = {kind: made(kind) for kind in KINDS}
+PLAIN = {kind: made(kind, is_plain=True) for kind in KINDS}
+WORDS = ("bytes", "bytes with a space before", "bytes behind a pattern")
 PIECES = st.sampled_from(
     [
         *SPECIAL,
@@ -96,3 +101,44 @@ def test_counts_are_those_of_each_text_alone(kind: str, texts: list[str]) -> Non
 
 def test_only_tokenizers_of_bytes_are_cut() -> None:
     assert {kind for kind, backend in TOKENIZERS.items() if special_tokens_that_part(backend) is not None} == CUT
+
+
+def test_only_tokenizers_that_begin_words_at_spaces_are_counted_by_words() -> None:
+    assert {kind for kind, backend in PLAIN.items() if cuts_at_spaces(backend)} == set(WORDS)
+    assert not any(map(cuts_at_spaces, TOKENIZERS.values())), "one of their tokens takes the space before it"
+    crossing = PLAIN["bytes behind a pattern"].__class__.from_str(PLAIN["bytes behind a pattern"].to_str())
+    crossing.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"[a-z ]+|[^a-z ]+"), "isolated"), BYTES]
+    )
+    assert not cuts_at_spaces(crossing)
+
+
+@pytest.mark.parametrize("kind", WORDS)
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.lists(PIECES | st.just(" ") | st.just("<tool>") | st.text(max_size=6), max_size=12).map("".join),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_counts_of_words_are_those_of_each_text(kind: str, texts: list[str]) -> None:
+    backend = PLAIN[kind]
+    whole = [len(backend.encode(text, add_special_tokens=False)) for text in texts]
+    assert WordCounter(backend).counts(texts) == whole
+
+
+def test_many_texts_are_counted_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = PLAIN["bytes behind a pattern"]
+    asked: list[int] = []
+    learn = WordCounter._learn
+
+    def learning(self: WordCounter, known: dict[str, int], words: set[str], *, before: str) -> None:
+        asked.append(len(words - known.keys()))
+        learn(self, known, words, before=before)
+
+    monkeypatch.setattr(WordCounter, "_learn", learning)
+    texts = [f"{number} times the cat sat on the mat  \n and {number % 7} it's 数学" for number in range(900)]
+    whole = [len(backend.encode(text, add_special_tokens=False)) for text in texts]
+    assert token_counts(texts, PreTrainedTokenizerFast(tokenizer_object=backend)) == whole
+    assert 900 < sum(asked) < 1000, "the words that begin the texts, and few others"

@@ -128,6 +128,23 @@ def test_a_file_is_loaded_shown_and_saved_without_loss(run: TinyRun, monkeypatch
     assert yaml_of(test) == ""
 
 
+def test_a_field_shows_what_a_run_would_have_where_all_stages_agree(
+    run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del run.tree["algorithm"]["optimizer"]
+    stages = [{"stage_name": "a", "algorithm": {"repeat_times": 4}}, {"stage_name": "b"}]
+    (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    test = opened(monkeypatch, file="run.yaml")
+    expert(test, "buffer")
+    assert test.number_input(key="field:train_batch_size").placeholder == "4", "two tasks, each twice"
+    expert(test, "model")
+    checked(test.text_area(key="field:stages").set_value(yaml.safe_dump(stages)).run())
+    expert(test, "buffer")
+    assert test.number_input(key="field:train_batch_size").placeholder == "0", "the default: stages have 8 and 4"
+    expert(test, "trainer")
+    assert test.number_input(key="field:lr").placeholder == "1e-06" and "stage_name: b" in yaml_of(test)
+
+
 def test_the_expert_mode_has_four_parts_and_together_all_fields_with_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     test, found = opened(monkeypatch), set[str]()
     for part in ("model", "buffer", "explorer", "trainer"):

@@ -39,6 +39,13 @@ def picture(browser: Browser, name: str) -> None:
         browser.picture(Path(os.environ[PICTURES]) / f"{name}.png")
 
 
+def all_named(browser: Browser) -> int:
+    """Return how many things there are to operate, all of which a screen reader can name."""
+    found = browser.controls()
+    assert all(name for _, name in found), found
+    return len(found)
+
+
 @pytest.mark.slow
 def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None:
     TinyRun(tmp_path)
@@ -48,8 +55,7 @@ def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None
         browser.open(studio.address)
         browser.find("//input[@aria-label='Project (project)']")
         browser.settle()
-        unnamed = [role for role, name in browser.controls() if not name]
-        assert not unnamed and len(browser.controls()) > 25, browser.controls()
+        assert all_named(browser) > 25
         for label, text in FIELDS.items():
             browser.write(label, text)
         browser.choose("(buffer.explorer_input.default_workflow_type)", "simple_workflow")
@@ -62,6 +68,7 @@ def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None
             browser.find("//*[@data-testid='stVegaLiteChart']", wait_s=180)
             browser.wait(lambda: "reward: rollout" in browser.text(), "the curve of the reward", wait_s=60)
             picture(browser, "studio-run")
+            assert all_named(browser) > 5
             assert job_state(job).status == "running" and (tmp_path / "made.yaml").is_file()
             browser.press("Stop")
             browser.wait(lambda: job_state(job).status == "stopped", "the end of the run", wait_s=120)

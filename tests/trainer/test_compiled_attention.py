@@ -83,6 +83,16 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once(kind: str) -> None:
         assert float((one.float() - other).norm()) <= 3e-3 * float(other.norm())
 
 
+def test_a_broken_number_reaches_what_sees_it_and_nothing_else() -> None:
+    packed = PACKINGS["rows"]
+    leaves = leaves_of(packed, 16)
+    broken, row = 3, packed.rows.lengths[0]
+    leaves[1].data[broken] = float("nan")
+    out = compiled_attend(*leaves, packed)
+    assert bool(out[broken:row].isnan().all())
+    assert bool(out[:broken].isfinite().all()) and bool(out[row:].isfinite().all())
+
+
 @pytest.mark.parametrize("kind", sorted(PACKINGS))
 def test_queries_that_predict_nothing_may_be_left_out(kind: str) -> None:
     packed, results = PACKINGS[kind], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ def open_images(folder: str | Path) -> PreparedImages | None:
     Raises:
         EnvironmentProblem: the folder has no image processor (E3108).
     """
-    from transformers import AutoConfig  # seconds, which an explorer without such rows is spared
+    if _stated_type(Path(folder)) not in (None, *VISION):
+        return None
+    from transformers import AutoConfig  # seconds, which whoever has no such model is spared
 
     try:
         config: Any = AutoConfig.from_pretrained(str(folder))
@@ -34,6 +37,15 @@ def open_images(folder: str | Path) -> PreparedImages | None:
         return None
     reader = ImageReader(folder, merge_size=int(config.vision_config.spatial_merge_size), max_bytes=0)
     return PreparedImages(reader, int(config.image_token_id))
+
+
+def _stated_type(folder: Path) -> str | None:
+    """Return the model type of a folder's file; None if it is not read."""
+    try:
+        stated = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return stated if isinstance(stated, str) else None
 
 
 def with_row_images(messages: Sequence[Message], values: Mapping[str, Any], key: str | None) -> list[Message]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trinity.launch.trial.preview import TasksetPreview
 
 data_app = typer.Typer(help="Look at the data of a configuration.", no_args_is_help=True)
-BAR, MOST_BAD, MOST_MEASURED = 40, 5, 5000
+BAR, MOST_BAD = 40, 5
 
 
 @data_app.callback()
@@ -29,8 +29,13 @@ def preview(
     config: ConfigFile = None,
     number: Annotated[int, typer.Option("-n", min=0, help="Rows of each dataset that are shown.")] = 2,
     measured: Annotated[
-        int, typer.Option("--measured", min=1, help="Rows of a file to train on whose tokens are counted at most.")
-    ] = MOST_MEASURED,
+        int | None,
+        typer.Option(
+            "--measured",
+            min=1,
+            help="Rows of a file to train on whose tokens are counted at most; 2000, or fewer long ones, if not given.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stage: StageName = None,
     set_: Overrides = None,

@@ -220,12 +220,15 @@ class ConfigManager:
     def _implied(self, path: KeyPath) -> Any:
         """Return the value that a run would have at a path.
 
-        None: it has none, or that is not known.
+        None: it has none, or that is not known, or its stages have different ones.
         """
-        try:
-            return None if self.plan is None else value_at(self.plan.stages[0].config, path)
-        except KeyError:
+        if self.plan is None:
             return None
+        try:
+            first, *others = [value_at(each.config, path) for each in self.plan.stages]
+        except KeyError:  # a section above it is not there
+            return None
+        return first if all(each == first for each in others) else None
 
     def _labelled(self, keys: Iterable[str]) -> None:
         known = fields_by_key()

@@ -163,6 +163,7 @@ def test_what_the_machine_lacks_is_told_in_the_words_of_the_file(tmp_path: Path)
          "write `algorithm.adv_estimator: gae`"),
         (SMALL, [f"+{ACTOR}.checkpoint.async_save=true"], "E1900", f"{ACTOR}.checkpoint.async_save", "not available",
          "remove `async_save`"),
+        (SMALL, ["model.lora_configs=3"], "E1101", "model.lora_configs", "must be a list", "lora_configs=[...]"),
         (SMALL, ["+data.seed=${data.train_file}"], "E1402", "data.seed", "`data.train_file`", "`train_files`"),
         (SMALL, ["+data.seed=${trainer.save_interval}"], "E1402", "data.seed", "does not exist", "save_freq"),
         (SMALL, ["data.train_files=null", "+reward_model.enable=true", "+reward_model.model.path=/m"], "E1809",

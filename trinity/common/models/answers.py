@@ -190,12 +190,13 @@ class AnswerRenderer:
         since some tokenizers begin every text with a space.
         """
         whole = self._tokens(prompt + answer)
-        alone = self._tokens(answer)
         if whole[: len(tokens)] != tokens:
-            return alone
+            return self._tokens(answer)
         response = whole[len(tokens) :]
-        is_short = decode_tokens(self.tokenizer, response) != answer
-        return alone if is_short and decode_tokens(self.tokenizer, alone) == answer else response
+        if decode_tokens(self.tokenizer, response) == answer:
+            return response
+        alone = self._tokens(answer)
+        return alone if decode_tokens(self.tokenizer, alone) == answer else response
 
     def _answer(self, messages: Sequence[Message], tools: list[Message] | None, prompt: str, *, as_said: bool) -> str:
         """Return the text of the last message through the end of its turn."""

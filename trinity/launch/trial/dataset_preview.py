@@ -1,7 +1,7 @@
 """What files to train on hold: rendered rows, lengths, bad rows.
 
 The rows are read by the reader of the run, so that texts, cuts and what is left out are those of the run. All rows are
-checked and compared; the tokens of some thousands, evenly spaced, are counted.
+checked and compared; the tokens of many, evenly spaced, are counted.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from trinity.preflight.data import training_datasets
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_MEASURED, LEAST_MEASURED = 2000, 200
+MEASURED_CHARS = 1_200_000
+"""Rows that are measured where nobody says how many, and the length of their texts: what takes about a second."""
 _ANY = 1.0  # so that all bad rows are found, not those up to the first too many
 
 
@@ -122,7 +125,7 @@ class DatasetPreview:
 
 
 def datasets_previewed(
-    config: Config, *, num_shown: int, num_places: int = 5, num_measured: int = 5000
+    config: Config, *, num_shown: int, num_places: int = 5, num_measured: int | None = None
 ) -> list[DatasetPreview]:
     """Return what the datasets for training of a stage hold.
 
@@ -130,7 +133,7 @@ def datasets_previewed(
         config: of the stage, whose process is ready.
         num_shown: rows of each that are shown in parts.
         num_places: rows above the limit of each whose place is told.
-        num_measured: rows of each whose tokens are counted at most.
+        num_measured: rows of each whose tokens are counted at most; None: 2000, and fewer where they are long.
 
     Raises:
         DataError: a dataset cannot be used (E4001 to E4062).
@@ -150,13 +153,13 @@ def datasets_previewed(
             model_path=config.model.model_path,
         )
         preview = DatasetPreview(dataset.name, key, reader.schema, reader.max_length)
-        stride = max(1, -(-len(reader) // num_measured))
+        preview.num_repeated, num_chars = _compared(reader)
+        stride = max(1, -(-len(reader) // (num_measured or _num_measured(len(reader), num_chars))))
         _measure(preview, reader.rows_at(range(0, len(reader), stride)), reader, (num_shown, num_places))
         preview.bad = reader.quarantined
         num_rows = len(reader.table) + len(reader.table.bad)
         preview.num_rows = num_rows - len(preview.bad)
         preview.max_bad = num_admitted(num_rows, max_bad_row_ratio=config.buffer.max_bad_row_ratio)
-        preview.num_repeated = _num_repeated(reader)
         found.append(preview)
     return found
 
@@ -185,13 +188,26 @@ def _measure(
             preview.rows.append(list(_parts(preview.schema, kept, reader.tokenizer)))
 
 
-def _num_repeated(reader: DatasetReader) -> int:
-    """Return how many usable rows repeat what is read of an earlier one."""
+def _compared(reader: DatasetReader) -> tuple[int, int]:
+    """Return how many rows repeat an earlier one, and the characters of all.
+
+    What counts of a usable row is what is read of it.
+    """
     names = dict(reader.config.format)
     read = SCHEMAS[reader.schema].forms[reader.formatter.kind]
     columns = sorted({names[key] for key in read if key.endswith("_key") and names[key] in reader.table.columns})
-    rows = (repr([row.get(column) for column in columns]) for row in reader.dataset)
-    return len(reader) - len({xxhash.xxh3_128_digest(row.encode("utf-8", "replace")) for row in rows})
+    known, num_chars = set[bytes](), 0
+    for row in reader.dataset:
+        text = repr([row.get(column) for column in columns])
+        known.add(xxhash.xxh3_128_digest(text.encode("utf-8", "replace")))
+        num_chars += len(text)
+    return len(reader) - len(known), num_chars
+
+
+def _num_measured(num_rows: int, num_chars: int) -> int:
+    """Return of how many rows the tokens are counted."""
+    fitting = MEASURED_CHARS * num_rows // max(num_chars, 1)
+    return min(max(fitting, LEAST_MEASURED), MOST_MEASURED)
 
 
 def _lengths(schema: str, row: TokenizedRow) -> Iterator[tuple[str, int]]:

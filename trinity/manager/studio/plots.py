@@ -8,6 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from trinity.manager.studio.words import word
+from trinity.manager.widgets import plain
 from trinity.monitor.monitor import METRICS_FILE
 from trinity.summary.curves import Points, StageCurves, read_curves, thinned
 
@@ -45,6 +46,6 @@ def show_curves(name: str, by_run: Mapping[str, Points]) -> None:
         for run, points in by_run.items()
         for step, value in thinned(points, MOST_POINTS)
     ]
-    st.caption(name)
+    st.caption(plain(name))
     columns = {column: [row[column] for row in rows] for column in (STEP, VALUE, RUN)}
     st.line_chart(columns, x=STEP, y=VALUE, color=RUN, height=260)

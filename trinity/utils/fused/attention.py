@@ -17,9 +17,10 @@ import numpy as np
 from numba import njit
 
 from trinity.utils.fused.machine import exponential, kernel, pointer
+from trinity.utils.fused.rows import COLUMNS, slopes, weigh
 from trinity.utils.fused.tile import WIDTH, multiply
 
-KEYS, QUERIES = 64, 48
+KEYS, QUERIES = COLUMNS, 48
 """Keys and queries of a block: its scores, 12 KB, stay in the first cache."""
 F0, LOWEST = np.float32(0), np.float32(-1e30)
 PAIR = 5
@@ -73,26 +74,20 @@ def _sums(a: int, of_a: tuple[int, int], b: int, c: int, steps: tuple[int, int],
 
 
 @njit(inline="always")
-def _weigh(scores: Any, row: int, seen: int, width: int, state: Any, at: int, out: Any, to: int, size: int) -> None:
+def _weigh(scores: int, row: int, seen: int, state: Any, at: int, out: Any, to: int, size: int) -> None:
     """Replace a row of scores by weights, relative to its new largest score.
 
     The row's sum and output are brought to it.
     """
-    first, top = row * KEYS, state[at]
-    for j in range(seen):
-        top = max(top, scores[first + j])
-    if seen > 0:
-        factor = exponential(state[at] - top)
-        total = F0
-        for j in range(seen):
-            weight = exponential(scores[first + j] - top)
-            scores[first + j] = weight
-            total += weight
-        state[at], state[at + 1] = top, state[at + 1] * factor + total
+    before = state[at]
+    top, total = weigh(scores + 4 * row * KEYS, seen, before)
+    if seen > 0 and top != before:
+        factor = exponential(before - top)
+        state[at + 1] *= factor
         for i in range(size):
             out[to + i] *= factor
-    for j in range(seen, width):
-        scores[first + j] = F0
+    state[at] = top
+    state[at + 1] += total
 
 
 @njit(inline="always")
@@ -116,14 +111,14 @@ def _attend(
     count, panels = block
     repeat, of_out = num_queries // heads, num_queries * size
     none, keys_at = np.float32(0), buffer + 4 * QUERIES * KEYS
-    out, state, scores = pointer(tensors[3], none), pointer(tensors[4], none), pointer(buffer, none)
+    out, state = pointer(tensors[3], none), pointer(tensors[4], none)
     for query in range(head * repeat, (head + 1) * repeat):
         from_q = tensors[0] + 4 * (token * distances[0] + query * size)
         _products(from_q, distances[0], keys_at, buffer, rows, size, panels)
         for row in range(rows):
             seen = max(0, min(count, place + row + 1))
             where = (token + row) * num_queries + query
-            _weigh(scores, row, seen, count, state, 2 * where, out, where * size, size)
+            _weigh(buffer, row, seen, state, 2 * where, out, where * size, size)
         into = tensors[3] + 4 * (token * of_out + query * size)
         _sums(buffer, (KEYS, 1), keys_at + 4 * KEYS * size, into, (size, of_out), rows, count, size)
 
@@ -185,19 +180,6 @@ def forward(
 
 
 @njit(inline="always")
-def _gradient(scores: Any, products: Any, row: int, seen: int, width: int, lse: Any, delta: Any) -> None:
-    """Make weights of scores, and gradients of scores of those of weights."""
-    first = row * KEYS
-    for j in range(seen):
-        weight = exponential(scores[first + j] - lse)
-        scores[first + j] = weight
-        products[first + j] = weight * (products[first + j] - delta)
-    for j in range(seen, width):
-        scores[first + j] = F0
-        products[first + j] = F0
-
-
-@njit(inline="always")
 def _derive(
     tensors: Any, given: Any, found: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int,
     token: int, rows: int,
@@ -222,8 +204,7 @@ def _derive(
         for row in range(rows):
             seen = max(0, min(count, place + row + 1))
             where = (token + row) * num_queries + query
-            lse, delta = state[2 * where], deltas[where]
-            _gradient(pointer(weights, none), pointer(products, none), row, seen, count, lse, delta)
+            slopes(weights + 4 * row * KEYS, products + 4 * row * KEYS, seen, state[2 * where], deltas[where])
         into = found[0] + 4 * (token * of_out + query * size)
         _sums(products, (KEYS, 1), blocks + 2 * step, into, (size, of_out), rows, count, size)
         _sums(products, (1, KEYS), queries, blocks + 3 * step, (size, size), count, rows, size)

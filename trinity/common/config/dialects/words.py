@@ -201,9 +201,12 @@ class ForeignWords:
         place = _full(name, section, path)
         if place is None:
             return found[0]
-        sign = "=" if found["set"] else ": "
-        changes = [f"{self.prefix}{key}{sign}{_text(new)}" for key, new in _backwards(place, value, tree)]
+        sign, is_example = "=" if found["set"] else ": ", "..." in found[0]
+        said = [] if is_example else _backwards(place, value, tree)
+        changes = [f"{self.prefix}{key}{sign}{_text(new)}" for key, new in said]
         own = self.key(tree, place)
+        if is_example and own is not None:
+            return f"`{own}: {found['value']}`"
         if not changes and own is not None and own.endswith(f".{place[-1]}"):
             changes = [f"{own}{sign}{_text(value)}"]
         ours, theirs = self.changed.get(dotted(place), (None, None))
