@@ -90,10 +90,12 @@ def open_auxiliary(
 def consumer_of(job: str) -> str:
     """Return the name under which a job takes rollouts from queues.
 
+    It has a slash, by which the run that the queue belongs to knows that it is another (`last_trainer`).
+
     Args:
         job: `project/name`.
     """
-    return job if len(job) <= _MAX_NAME else xxhash.xxh3_128_hexdigest(job.encode())
+    return job if len(job) <= _MAX_NAME else f"job/{xxhash.xxh3_128_hexdigest(job.encode())}"
 
 
 def demonstration(experience: Experience, tokenizer: PreTrainedTokenizerBase, *, queue: str) -> Experience:

@@ -21,6 +21,7 @@ from trinity.buffer.store.dialect import file_system_type, refuse_network_file_s
 from trinity.buffer.store.tables import BLOB
 from trinity.common.errors import DataError, EnvironmentProblem, StoreError
 from trinity.common.experience import EID, Experience
+from trinity.trainer.auxiliary import consumer_of
 
 BOTH = "experience join experience_blob using (id)"
 
@@ -335,6 +336,10 @@ def test_who_trained_last_is_known_and_a_reader_that_trains_nothing_is_not_taken
         store.claim(open_consumer(store, consumer="reader"), 1)
         assert store.last_trainer(BUFFER, run=RUN) == "second"
         assert store.last_trainer(BUFFER, run="another") is None is store.last_trainer("other", run=RUN)
+        for number, job in enumerate(("project/another job", "p" * 300), start=1):
+            token = open_consumer(store, consumer=consumer_of(job))
+            store.commit_step(token, number, uids(store.claim(token, 1)))
+        assert store.last_trainer(BUFFER, run=RUN) == "second", "jobs that read it as a queue are others"
 
 
 def test_a_store_that_another_process_holds_says_how_long_it_waited(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ class StoreQueries(ProducerBoard):
         """Return the consumer that committed the newest training step.
 
         Return None before the first. A consumer's uses belong to its name, so its work is continued under this name.
+        Other jobs that train on the buffer as a queue of demonstrations have a slash in their names, and are left out.
         """
         steps = TRAIN_STEP.c
-        known = select(steps.consumer).where(Scope(run, stage, buffer).where(TRAIN_STEP))
+        known = select(steps.consumer).where(Scope(run, stage, buffer).where(TRAIN_STEP), ~steps.consumer.contains("/"))
         with self._database.read() as connection:
             name: str | None = connection.scalar(known.order_by(steps.committed_at.desc()).limit(1))
             return name
