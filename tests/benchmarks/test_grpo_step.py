@@ -55,7 +55,8 @@ def test_long_prompts_and_episodes_are_measured_beside_rows_apart(work: str, row
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["ours_trained_sequences"] == result["apart_trained_sequences"] == [float(rows)] * 3
     assert min(result["ours_shared_tokens"]) > 1000 and result["apart_shared_tokens"] == [0.0] * 3
-    assert 0 < result["ratio_apart_update_cpu_s"] < 1
+    ours, apart = (result[f"{side}_parts_cpu_s"]["update"] for side in ("ours", "apart"))
+    assert result["ratio_apart_update_cpu_s"] == pytest.approx(ours / apart) and min(ours, apart) > 0
 
 
 @pytest.mark.parametrize(
