@@ -14,12 +14,14 @@ from tests.e2e.tiny_run import TinyRun
 from tests.manager.studio_page import checked, expert, labels, opened, said, yaml_of
 from trinity.common.config import ConfigErrors
 from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.launch.estimation import estimate
 from trinity.launch.job import LOCK, LOCKS, RECORD, SAVED_CONFIG
 from trinity.manager import serving
 from trinity.manager.fields import fields_by_key
 from trinity.manager.studio.compare import settings_that_differ, short_names
 from trinity.manager.studio.server import serve_studio
 from trinity.manager.studio.settings import StudioSettings
+from trinity.utils.memory import shown_bytes
 
 EVALUATED = [
     {"name": "e", "path": "train.jsonl", "format": {"prompt_key": "question", "response_key": "answer"}},
@@ -210,3 +212,16 @@ def test_the_server_is_not_started_without_its_file_plugins_or_streamlit(
     monkeypatch.setattr(serving, "is_installed", lambda package: False)
     with pytest.raises(EnvironmentProblem, match=r"E3301.*studio.*pip install 'trinity-rft\[studio\]'"):
         serve()
+
+
+def test_the_memory_of_a_run_is_that_of_the_command(run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = opened(monkeypatch, file="run.yaml", folder=".")
+    assert not [each for each in test.text if "All processes together" in each.value], "not asked for yet"
+    checked(test.checkbox(key="_memory").check().run())
+    (stage,), _ = estimate(Path("run.yaml"))
+    (told,) = [each.value for each in test.text if "All processes together" in each.value]
+    assert shown_bytes(stage.host_bytes) in told
+    tables = [each.value for each in test.dataframe if "Process" in each.value.columns]
+    assert sum(len(table) for table in tables) == sum(len(place.parts) for place in stage.places)
+    checked(test.text_input(key="field:model_path").set_value("nowhere").run())
+    assert not [each for each in test.text if "All processes together" in each.value]

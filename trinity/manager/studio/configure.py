@@ -16,6 +16,7 @@ from trinity.common.errors import TrinityError
 from trinity.manager.config_manager import ConfigManager, other_findings
 from trinity.manager.config_registry import CONFIG_GENERATORS
 from trinity.manager.draft import Draft, differences
+from trinity.manager.studio.memory import show_memory
 from trinity.manager.studio.processes import start_run
 from trinity.manager.studio.runs import AwaitedRun
 from trinity.manager.studio.settings import StudioSettings
@@ -48,6 +49,8 @@ def configure_page(settings: StudioSettings) -> None:
     with right:
         _file_row(manager, values, settings)
         _verdict(manager)
+        if values and not any(each.is_error for each in manager.findings):
+            show_memory(values, yaml_text(values), settings.plugin_paths)
         st.subheader(word("yaml"))
         st.code(yaml_text(redacted(values)) if values else "", language="yaml")
         _show_differences(values)
