@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trinity.utils.products import Weight, linear, matmul
+from trinity.utils.products import Weight, linear, matmul, weight_gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,3 +68,29 @@ def test_what_is_written_into_a_weight_is_multiplied(is_shared: bool) -> None:
         for _ in range(2):
             assert torch.equal(kept.product(x), linear(x, wanted))
     assert (kept.plain() is own) or not is_shared
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 48), (48, 16)])
+def test_the_gradient_of_a_weight_is_the_same_whichever_factor_is_transposed(
+    inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    grad, x = (torch.randn(40, size, generator=generator).to(dtype) for size in (outputs, inputs))
+    found, exact = weight_gradient(grad, x), grad.double().t() @ x.double()
+    assert found.shape == (outputs, inputs) and found.dtype == dtype
+    bound = 1e-5 if dtype == torch.float32 else 2.0**-7
+    assert torch.allclose(found.double(), exact, rtol=bound, atol=bound * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 33])
+def test_a_weight_whose_layout_may_change_bits_is_multiplied_and_written_all_the_same(rows: int) -> None:
+    """Runs that are not deterministic take the layout that is read fastest, on every processor."""
+    generator = torch.Generator().manual_seed(5)
+    x, first, second, bias = (torch.randn(size, generator=generator) for size in ((rows, 64), (48, 64), (48, 64), 48))
+    kept = Weight(first.clone(), is_compiled=True)
+    for weight in (first, second):
+        kept.plain().copy_(weight)
+        for _ in range(2):
+            assert torch.allclose(kept.product(x, bias), linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    assert torch.equal(kept.plain(), second)

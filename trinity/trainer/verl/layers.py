@@ -49,7 +49,8 @@ class _Linear(torch.autograd.Function):
         grad_x = matmul(grad, weight) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[4:]):
             return grad_x, *(None for _ in ctx.needs_input_grad[1:])
-        grads: list[Tensor | None] = list(weight_gradient(grad, x).float().split(ctx.sizes))
+        whole = weight_gradient(grad, x).to(torch.float32, memory_format=torch.contiguous_format)
+        grads: list[Tensor | None] = list(whole.split(ctx.sizes))
         if ctx.has_bias:
             grads.extend(grad.float().sum(0).split(ctx.sizes))
         return grad_x, None, None, None, *grads
