@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.e2e.tiny_run import TinyRun
 from tests.engine.external.openai_server import Service, answering
 from trinity.common.errors import ConfigError, DataError, WorkflowError
 from trinity.common.experience import Experience
+from trinity.launch.reuse import rescoring
 from trinity.launch.reuse.past_run import PastRun
 from trinity.launch.reuse.rescoring import Rescored, rescored
 from trinity.launch.run import RunOptions, plan_run, run_plan
@@ -94,6 +96,19 @@ def test_responses_without_a_verdict_are_counted_and_never_get_a_reward(
             again(judged, tmp_path / "late.db", "explorer.max_timeout=0.2")
     assert caught.value.code == "E4070"
     assert any(f"ended in {code}" in str(caught.value) for code in ("E5112", "E5301"))
+
+
+def test_judges_that_are_not_there_are_not_asked_for_every_rollout(
+    judged: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rescoring, "FUTILE", 4)
+    with answering("") as service:
+        ask(monkeypatch, service)
+        service.faults = ["wait"] * 100
+        with pytest.raises(DataError) as caught:
+            again(judged, tmp_path / "late.db", "explorer.max_timeout=0.2")
+    numbers = [int(number) for number in re.findall(r"(\d+) ended in", str(caught.value))]
+    assert caught.value.code == "E4070" and sum(numbers) == ROLLOUTS // 2, "after the first of two explore steps"
 
 
 def test_judges_may_be_others_and_a_named_reward_asks_none(
