@@ -87,7 +87,7 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
 
 
 def _of_task(session: Session, wanted: Wanted, *, most: int, deadline: float) -> Found:
-    """Return what of a task's experiences meets the other conditions, too.
+    """Return the experiences of a task that meet the other conditions, too.
 
     The index of tasks gives the next ones, and those are looked at: however many a task has, a block is short.
     """

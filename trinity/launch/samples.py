@@ -65,7 +65,7 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
 
 
 def fates_of(job: Path, *, url: str | None = None) -> dict[str, Fates]:
-    """Return what became of a run's rollouts, by buffer.
+    """Return what happened to a run's rollouts, by buffer.
 
     Args:
         job: folder of a run.
