@@ -24,7 +24,8 @@ return axe.run(document, {resultTypes: ['violations']}).then(found => found.viol
   .flatMap(each => each.nodes.filter(node => {
     const element = document.querySelector(node.target[0]);
     return !exceptions.some(([rule, within]) => rule === each.id && element && element.closest(within));
-  }).map(node => `${each.impact} ${each.id}: ${each.help}\\n  ${node.target.join(' ')}\\n  ${node.html.slice(0, 300)}`)));
+  }).map(node =>
+    `${each.impact} ${each.id}: ${each.help}\\n  ${node.target.join(' ')}\\n  ${node.html.slice(0, 200)}`)));
 """
 
 

@@ -59,6 +59,26 @@ WORDS = {
     "overlap": Text("Parts overlap: explorer and trainer work side by side.", "各部分会重叠：探索与训练同时进行。"),
 }
 
+LIVE = {
+    "step": Text("step {}", "步 {}"),
+    "left": Text("ETA {}", "剩余 {}"),
+    "reward": Text("reward {}", "奖励 {}"),
+    "loss": Text("loss {}", "损失 {}"),
+    "evaluation": Text("eval {}", "评测 {}"),
+    "trained": Text("{} tok/s", "训练 {} token/s"),
+    "sampled": Text("sampled {} tok/s", "采样 {} token/s"),
+    "staleness": Text("staleness {}", "滞后 {}"),
+    "mismatch": Text("mismatch {}", "引擎偏差 {}"),
+    "latest": Text("Latest rollouts", "最新的 rollout"),
+    "rollout": Text("rollout:", "rollout："),
+    "reward_of": Text("reward", "奖励"),
+    "advantage": Text("advantage", "优势"),
+    "prompt": Text("prompt", "提示"),
+    "response": Text("response", "回答"),
+    "unread": Text("the rollouts cannot be shown: {}", "无法显示 rollout：{}"),
+}
+"""What is shown while a run goes on; in braces is the number."""
+
 STATES = {
     "done": Text("done", "完成"),
     "stopped": Text("stopped", "已停止"),
