@@ -186,7 +186,7 @@ def _load(file: Path) -> None:
     say("success", word("loaded", file=file))
     if draft.file is None:
         say("info", word("translated", file=file))
-    elif any(line.lstrip().startswith("#") for line in draft.text_of_file.splitlines()):
+    elif draft.has_comments:
         say("warning", word("loses_comments", file=file))
 
 
