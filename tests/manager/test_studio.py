@@ -166,6 +166,7 @@ def test_the_page_is_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.value for each in test.subheader][:2] == ["基本配置", "重要配置"] and test.title[
         0
     ].value == "Trinity 工作台"
+    assert any("项目名称；作业目录路径的第一级文件夹" in each.help for each in test.text_input)
     assert "模型 (model.model_path)" in labels(test) and test.radio(key="_form").options == ["初学者", "专家"]
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert AppTest.from_file(test._script_path, default_timeout=60).run().title[0].value == "Trinity 工作台"

@@ -25,7 +25,7 @@ SCHEMA_LINE = f"{SCHEMA_MARK} $schema={SCHEMA_FILE}"
 REFERENCE = {"type": "string", "pattern": r"^\$\{.*\}$"}
 """A value that is taken from another key or from the environment."""
 
-ABOUT = ("title", "description", "default", "source", "facts", "derived", "secret")
+ABOUT = ("title", "description", "default", "source", "text", "facts", "derived", "secret")
 """What a declaration says beside the values."""
 
 

@@ -293,7 +293,10 @@ def key(
     )
     if facts != NO_FACTS:
         extra["facts"] = facts
-    return Field(default=default, description=_described(description, facts, default), json_schema_extra=extra)
+    described = _described(description, facts, default)
+    if described != description:
+        extra["text"] = description
+    return Field(default=default, description=described, json_schema_extra=extra)
 
 
 def _described(text: str, facts: Facts, default: Any) -> str:

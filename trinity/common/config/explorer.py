@@ -32,7 +32,7 @@ from trinity.common.config.model import InferenceModelConfig
 class OverRolloutConfig(Section):
     """Continuation before the slowest tasks of a batch are done."""
 
-    ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of tasks that need not be waited for, [0, 1).", GUIDE)
+    ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of straggler tasks that may be abandoned.", GUIDE)
     wait_after_min: NonNegative = key(30.0, "Wait after the required share in seconds.", GUIDE)
     return_partial_tasks: bool = key(False, "Keep the finished repeats of unfinished tasks.", TRINITY)
 

@@ -50,12 +50,12 @@ class LoraConfig(Section):
     )
     target_modules: str | tuple[str, ...] = key(
         "all-linear",
-        "Linear maps that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
+        "Linear layers that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
         TRINITY,
         idle_with=_OF_NEW,
     )
     exclude_modules: str | tuple[str, ...] | None = key(
-        None, "Linear maps that get none, as target_modules; null: none is excluded.", TRINITY, idle_with=_OF_NEW
+        None, "Linear layers that get none, as target_modules; null: none is excluded.", TRINITY, idle_with=_OF_NEW
     )
     is_dummy: bool = key(False, "The adapter is made by the run; filled in from path.", TRINITY)
 

@@ -46,7 +46,7 @@ class ActorConfig(Section):
 
     strategy: Strategy | None = key(None, "Sharding.", GUIDE, mirrors="trainer.trainer_strategy")
     ppo_mini_batch_size: Count | None = key(
-        None, "Rollouts per optimizer step: always buffer.train_batch_size.", VERL, derived=True
+        None, "Rollouts per training step: always buffer.train_batch_size.", VERL, derived=True
     )
     ppo_micro_batch_size: Count | None = key(
         None, "", GUIDE, renamed=Renamed("ppo_micro_batch_size_per_gpu", "veRL 0.2")
