@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 from streamlit.testing.v1 import AppTest
 
 from tests.e2e.tiny_run import TinyRun
 from tests.manager.studio_page import checked, expert, labels, opened, said, yaml_of
 from trinity.common.config import ConfigErrors
 from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.common.experience import EID, Experience
+from trinity.common.schema.sql_schema import Base, ExperienceModel
 from trinity.explain.editor_schema import SCHEMA_LINE
 from trinity.launch.estimation import estimate
 from trinity.launch.job import LOCK, LOCKS, RECORD, SAVED_CONFIG
@@ -22,6 +26,7 @@ from trinity.manager.fields import fields_by_key
 from trinity.manager.studio.compare import settings_that_differ, short_names
 from trinity.manager.studio.server import serve_studio
 from trinity.manager.studio.settings import StudioSettings
+from trinity.utils.locks import FileLock
 from trinity.utils.memory import shown_bytes
 
 EVALUATED = [
@@ -54,6 +59,21 @@ def job(folder: Path, *, lr: float, rewards: list[float], status: str = "done") 
     lines[-1]["rollout/retry_count"] = 3
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def write_experiences(file: Path, *, run: str) -> None:
+    """Write the database of a run with six experiences."""
+    engine = create_engine(f"sqlite:///{file}")
+    Base.metadata.create_all(engine, tables=[Base.metadata.tables[name] for name in ("experience", "experience_blob")])
+    with Session(engine) as session:
+        for number in range(6):
+            experience = Experience(
+                eid=EID(1, 0, number, 0), tokens=[5, 6, 7, 8, 9], prompt_length=2, advantages=[0.25, 0.25, 0.0],
+                reward=number / 10, prompt_text="question", response_text=f"answer {number}", info={"model_version": 3},
+            )  # fmt: skip
+            session.add(ExperienceModel.from_experience(experience, run=run, buffer="b"))
+        session.commit()
+    engine.dispose()
 
 
 def charts(test: AppTest) -> int:
@@ -240,10 +260,11 @@ def test_a_run_that_goes_on_shows_its_pace_and_its_latest_rollouts(
     with open(folder / "metrics.jsonl", "a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "buffer").mkdir()
-    write_experiences(folder / "buffer" / "experience.db", rows(6), run="p/live")
+    write_experiences(folder / "buffer" / "experience.db", run="p/live")
     test = opened(monkeypatch, folder=str(tmp_path))
-    with FileLock(folder / LOCK):
-        checked(test.radio(key="_page").set_value("runs").run())
+    held = FileLock(folder / LOCK)
+    checked(test.radio(key="_page").set_value("runs").run())
+    held.release()
     figures = {each.label: each.value for each in test.metric}
     # Fifty steps are left, at three seconds each.
     assert figures == {
