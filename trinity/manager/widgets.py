@@ -159,6 +159,14 @@ def keep(key: str, value: Any) -> None:
     st.session_state[f"{KEPT}{key}"] = value
 
 
+def kept(key: str) -> Any:
+    """Return the value that a widget had when it was last on the page.
+
+    None if it has not been on it.
+    """
+    return st.session_state.get(f"{KEPT}{key}")
+
+
 def say(kind: str, text: str) -> None:
     """Remember a message, which the page shows next, once.
 
