@@ -25,6 +25,8 @@ TURNS = 64
 TOKENS = 1000
 LONGEST_TEXT = 20_000
 CARD_HEIGHT = 320
+LONG_CARD = 500
+"""Characters of a response from which on it is scrolled beside others."""
 
 
 def block(text: str | None, *, height: int | None = None) -> None:
@@ -164,7 +166,7 @@ def _show_group(records: Records, row: ExperienceModel) -> None:
         for column, each in zip(st.columns(SIDE_BY_SIDE), rows[start : start + SIDE_BY_SIDE], strict=False):
             with column, st.container(border=True):
                 st.text(line_of(each))
-                block(each.response_text, height=CARD_HEIGHT)
+                block(each.response_text, height=CARD_HEIGHT if len(each.response_text or "") > LONG_CARD else None)
                 if each.id != row.id:
                     _open_button(each)
 

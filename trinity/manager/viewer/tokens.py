@@ -54,7 +54,8 @@ def token_rows(
 ) -> list[dict[str, Any]]:
     """Return a line for each token of prompt and response.
 
-    Its columns are named as in `COLUMNS` of the words. A column is not there where the experience has nothing for it; a number that is not finite is None.
+    Its columns are named as in `COLUMNS` of the words. One is not there where the experience has nothing for it; a
+    number that is not finite is None.
 
     Args:
         experience: with T tokens.
