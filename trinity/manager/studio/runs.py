@@ -13,11 +13,12 @@ import streamlit as st
 from trinity.common.errors import TrinityError
 from trinity.launch.job import RUNNING
 from trinity.launch.jobs import JobState, PartState, ask_to_stop, job_state, jobs_below, log_files
+from trinity.manager.language import in_language
 from trinity.manager.studio.live import show_progress, show_rollouts
 from trinity.manager.studio.plots import curves_of, named_curves, show_curves
 from trinity.manager.studio.processes import StartedRun, ended_badly, last_lines, resume_run
 from trinity.manager.studio.settings import StudioSettings
-from trinity.manager.studio.words import in_language, word
+from trinity.manager.studio.words import word
 from trinity.manager.widgets import begin_with, keep, plain, say, show_said
 from trinity.summary.curves import StageCurves
 from trinity.summary.facts import changes

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-import streamlit as st
-
-from trinity.summary.words import Text, is_chinese
-
-LANGUAGES = {"en": "English", "zh": "中文"}
+from trinity.manager.language import in_language
+from trinity.summary.words import Text
 
 ESSENTIAL = {
     "project": Text("Project", "项目"),
@@ -160,21 +155,6 @@ WORDS = {
 }
 
 _ALL = WORDS | ESSENTIAL | IMPORTANT
-
-
-def default_language() -> str:
-    """Return the language of this machine's user, `en` or `zh`."""
-    return "zh" if is_chinese(os.environ) else "en"
-
-
-def language() -> str:
-    """Return the language that is chosen on the page."""
-    return str(st.session_state.get("_language", default_language()))
-
-
-def in_language(text: Text) -> str:
-    """Return a text in the language that is chosen."""
-    return text.zh if language() == "zh" else text.en
 
 
 def word(name: str, **values: object) -> str:
