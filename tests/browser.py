@@ -136,7 +136,7 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the page of Streamlit has been shown anew."""
+        """Wait until the page of Streamlit has been shown again."""
         time.sleep(0.2)  # what was pressed is on its way
         still = "return document.querySelector('[data-testid=stStatusWidget]') === null"
         self.wait(lambda: bool(self.run(still)), "the end of the page's script")

@@ -95,7 +95,7 @@ def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None
             kept = job_state(job).checkpoints
             assert kept
             browser.press("Resume")
-            browser.wait(lambda: job_state(job).status == "running", "the run that goes on", wait_s=120)
+            browser.wait(lambda: job_state(job).status == "running", "the run that continues", wait_s=120)
             browser.wait(lambda: "Stop" in browser.text(), "that it runs")
             assert (job / "log" / LOG_NAME).exists()
             stop_job(job, timeout_s=120)

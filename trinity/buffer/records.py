@@ -176,7 +176,7 @@ class Records:
             return list(session.scalars(select(row).where(*own).order_by(row.id)))
 
     def fates(self, run: str) -> dict[str, Fates]:
-        """Return what became of the rollouts of a run, by buffer.
+        """Return what happened to the rollouts of a run, by buffer.
 
         It is empty for a database of a version that did not count them.
 

@@ -91,7 +91,7 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
 
 
 def _along(session: Session, wanted: Wanted, newest: _Newest, *, most: int, deadline: float) -> Found:
-    """Return what of an index's experiences meets the other conditions, too.
+    """Return the experiences of an index that meet the other conditions, too.
 
     The index gives the next ones, and those are looked at: however many it has, a block is short.
     """

@@ -32,7 +32,7 @@ LOG_LINES = 30
 
 
 def runs_page(settings: StudioSettings) -> None:
-    """Show the runs below a folder, and one of them as it goes on."""
+    """Show the runs below a folder, and follow one of them."""
     show_said()
     jobs = jobs_of_folder(settings)
     awaited = st.session_state.get("_awaited")
@@ -200,7 +200,7 @@ def _resume(folder: Path, part: str | None) -> None:
 
 
 def _show_health(job: JobState, curves: StageCurves) -> None:
-    """Show what a person should know of a run that goes on, or has ended."""
+    """Show what a person should know of a run that is running or has ended."""
     st.subheader(word("health"))
     silent = time.time() - job.updated
     if job.status == RUNNING and silent > SILENT_S:
