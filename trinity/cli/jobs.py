@@ -62,6 +62,7 @@ def status(job: Job, as_json: AsJson = False) -> None:
     from trinity.launch.ending import job_summary
     from trinity.launch.jobs import job_state
     from trinity.summary.table import summary_lines
+    from trinity.summary.words import is_chinese
 
     with ended_with():
         found = job_state(job)
@@ -80,7 +81,7 @@ def status(job: Job, as_json: AsJson = False) -> None:
         if part.command and not part.is_running and part.status != "done":
             typer.echo(f"  continue with: trinity resume {job}{f' --part {part.name}' if part.name else ''}")
     if summary is not None:
-        typer.echo("\n".join(summary_lines(summary)))
+        typer.echo("\n".join(summary_lines(summary, is_chinese=is_chinese(os.environ))))
 
 
 def log(

@@ -59,6 +59,52 @@ WORDS = {
     "overlap": Text("Parts overlap: explorer and trainer work side by side.", "各部分会重叠：探索与训练同时进行。"),
 }
 
+TABLE = {
+    "summary": Text("summary of {job}", "{job} 的摘要"),
+    "at_training_step": Text("training step", "训练步"),
+    "at_explore_step": Text("explore step", "探索步"),
+    "column_metric": Text("metric", "指标"),
+    "column_before": Text("before", "之前"),
+    "column_after": Text("after", "之后"),
+    "more": Text("and {left} more in summary.json", "另有 {left} 项在 summary.json 中"),
+    "best_step": Text("best step", "最佳步"),
+    "kept": Text("checkpoints", "检查点"),
+    "of_rollouts": Text("rollouts", "rollout"),
+    "dropped": Text("dropped", "丢弃"),
+    "dropped_of": Text("{count} of {issued}: {fate}, {why}", "{issued} 中的 {count}：{fate}，{why}"),
+    "nothing": Text("nothing", "无"),
+    "also": Text("also", "另外"),
+    "time": Text("time", "用时"),
+    "of_tokens": Text("tokens", "token"),
+    "generated": Text("generated", "生成"),
+    "trained": Text("trained", "训练"),
+    "of_curve": Text("curve", "曲线"),
+    "report": Text("report", "报告"),
+    "next": Text("next", "接下来"),
+    "missing": Text("missing", "缺少"),
+}
+"""The lines of a terminal after a run."""
+
+LIVE = {
+    "step": Text("step {}", "步 {}"),
+    "left": Text("ETA {}", "剩余 {}"),
+    "reward": Text("reward {}", "奖励 {}"),
+    "loss": Text("loss {}", "损失 {}"),
+    "evaluation": Text("eval {}", "评测 {}"),
+    "trained": Text("{} tok/s", "训练 {} token/s"),
+    "sampled": Text("sampled {} tok/s", "采样 {} token/s"),
+    "staleness": Text("staleness {}", "滞后 {}"),
+    "mismatch": Text("mismatch {}", "引擎偏差 {}"),
+    "latest": Text("Latest rollouts", "最新的 rollout"),
+    "rollout": Text("rollout:", "rollout："),
+    "reward_of": Text("reward", "奖励"),
+    "advantage": Text("advantage", "优势"),
+    "prompt": Text("prompt", "提示"),
+    "response": Text("response", "回答"),
+    "unread": Text("the rollouts cannot be shown: {}", "无法显示 rollout：{}"),
+}
+"""What is shown while a run goes on; in braces is the number."""
+
 STATES = {
     "done": Text("done", "完成"),
     "stopped": Text("stopped", "已停止"),

@@ -52,7 +52,7 @@ def configure_page(settings: StudioSettings) -> None:
         if values and not any(each.is_error for each in manager.findings):
             show_memory(values, yaml_text(values), settings.plugin_paths)
         st.subheader(word("yaml"))
-        st.code(yaml_text(redacted(values)) if values else "", language="yaml")
+        st.code(yaml_text(redacted(values)) if values else "", language="yaml", wrap_lines=True)
         _show_differences(values)
         _show_computed(manager)
 
@@ -186,7 +186,7 @@ def _load(file: Path) -> None:
     say("success", word("loaded", file=file))
     if draft.file is None:
         say("info", word("translated", file=file))
-    elif any(line.lstrip().startswith("#") for line in draft.text_of_file.splitlines()):
+    elif draft.has_comments:
         say("warning", word("loses_comments", file=file))
 
 

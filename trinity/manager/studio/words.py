@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-import streamlit as st
-
-from trinity.summary.words import Text, is_chinese
-
-LANGUAGES = {"en": "English", "zh": "中文"}
+from trinity.manager.language import in_language
+from trinity.summary.words import Text
 
 ESSENTIAL = {
     "project": Text("Project", "项目"),
@@ -118,6 +113,29 @@ WORDS = {
     "silent": Text(
         "It runs, but has written nothing for {seconds} seconds.", "它在运行，但已有 {seconds} 秒没有写入任何内容。"
     ),
+    "planned": Text("Step", "步"),
+    "planned_help": Text("Steps that are done, of those that are planned.", "已完成的步数与计划的步数。"),
+    "left": Text("Time left", "剩余时间"),
+    "left_help": Text("Minutes and seconds, at the pace of the last 50 steps.", "分和秒，按最近 50 步的速度计算。"),
+    "trained_speed": Text("Trained tokens/s", "训练 token/秒"),
+    "trained_speed_help": Text(
+        "Tokens of the last training step, by its seconds.", "最近一个训练步的 token 数除以秒数。"
+    ),
+    "sampled_speed": Text("Sampled tokens/s", "采样 token/秒"),
+    "sampled_speed_help": Text(
+        "Tokens that the last explore step sampled, by its seconds.", "最近一个探索步采样的 token 数除以秒数。"
+    ),
+    "staleness": Text("Staleness", "滞后"),
+    "staleness_help": Text(
+        "Training steps between the weights that sampled and those that learn; 0 where they are the same.",
+        "采样的权重与学习的权重之间相差的训练步；相同时为 0。",
+    ),
+    "mismatch": Text("Mismatch", "引擎偏差"),
+    "mismatch_help": Text(
+        "Engine against trainer on the same weights: the mean difference of log-probabilities, in nats per token.",
+        "同一权重下引擎与训练器的差：对数概率之差的平均值，单位为每 token 的 nat。",
+    ),
+    "weights": Text("weights", "权重"),
     "log": Text("What it printed last", "最近的输出"),
     "stop": Text("Stop", "停止"),
     "stop_now": Text("End at once (the step is lost)", "立即结束（丢失当前步）"),
@@ -137,21 +155,6 @@ WORDS = {
 }
 
 _ALL = WORDS | ESSENTIAL | IMPORTANT
-
-
-def default_language() -> str:
-    """Return the language of this machine's user, `en` or `zh`."""
-    return "zh" if is_chinese(os.environ) else "en"
-
-
-def language() -> str:
-    """Return the language that is chosen on the page."""
-    return str(st.session_state.get("_language", default_language()))
-
-
-def in_language(text: Text) -> str:
-    """Return a text in the language that is chosen."""
-    return text.zh if language() == "zh" else text.en
 
 
 def word(name: str, **values: object) -> str:
