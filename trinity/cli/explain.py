@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import os
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,13 +22,18 @@ def explain(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    language: Annotated[
+        Literal["en", "zh"] | None, typer.Option(help="Of a key's text; codes are in English. Default: of LANG.")
+    ] = None,
 ) -> None:
     """Say what a code of an error or warning, or a key, means."""
     from trinity.explain.code_messages import CODE
+    from trinity.summary.words import is_chinese
 
     code = name.strip("[]").upper()
     with ended_with():
-        found = _code(code) if CODE.fullmatch(code) else _key(name)
+        spoken = language or ("zh" if is_chinese(os.environ) else "en")
+        found = _code(code) if CODE.fullmatch(code) else _key(name, spoken)
     lines = found.pop("lines")
     typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
 
@@ -58,8 +64,8 @@ def _code(code: str) -> dict[str, Any]:
     return found | {"lines": lines}
 
 
-def _key(name: str) -> dict[str, Any]:
+def _key(name: str, language: str) -> dict[str, Any]:
     from trinity.explain.keys import explained_key, key_lines
 
-    found = explained_key(name)
-    return found | {"lines": list(key_lines(found))}
+    found = explained_key(name, language)
+    return found | {"lines": list(key_lines(found, language))}

@@ -104,12 +104,16 @@ def test_a_key_is_one_field_and_a_rule_is_one_function(package: Path, tmp_path: 
     here = "trainer.trainer_config.actor_rollout_ref.actor"
     plain = file_with(tmp_path, "plain")
     wrong = file_with(tmp_path, "wrong", own_seed=13, own_ceiling=0.7, own_mode="odd")
-    schema, shown, refused = asked(
+    schema, shown, refused, explained, known = asked(
         package,
         ["config", "schema"],
         ["config", "show", "--config", plain, "--json", "--origin"],
         ["validate", "--config", wrong],
+        ["explain", f"{here}.own_seed", "--language", "zh"],
+        ["explain", f"{here}.own_ceiling", "--language", "zh"],
     )
+    assert explained[1].startswith(f"{here}.own_seed：Seed of what is ours; null: seed."), explained[1]
+    assert known[1].startswith(f"{here}.own_ceiling：梯度范数上限；null：trainer.grad_clip。"), known[1]
     assert schema[0] == 0, schema[1]
     assert all(name in schema[1] for name in ("own_seed", "own_ceiling", "own_mode"))
     values = {row["key"]: row for row in json.loads(shown[1])[0]["values"]}
