@@ -15,6 +15,11 @@ from tests.prepared_command import program
 # "Put this into `run.yaml`:" directly above a block; commands are blocks of bash.
 STEP = re.compile(r"^(?:[^\n]*`([\w./-]+\.\w+)`[^`\n]*:\n\n)?```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 280
+# What a reader does with a network, an account, a cluster or a browser.
+NOT_RUN = (
+    "docker ", "export ", "git clone ", "kubectl ", "make ", "nvidia-smi", "pip ", "python3 -m venv", "ray ", "sbatch ",
+    "tensorboard ", "wandb ", "cd trinity", ".venv/bin/pip ",
+)  # fmt: skip
 
 
 def follow(page: Page, folder: Path, **environment: str) -> dict[str, str]:
@@ -32,12 +37,17 @@ def follow(page: Page, folder: Path, **environment: str) -> dict[str, str]:
         variables = os.environ | {"PATH": path, "COLUMNS": "200"} | environment
         for name, language, code in STEP.findall(page.text):
             if language == "bash":
-                for line in code.splitlines():
+                for line in commands(code):
                     said[line] = _run(line, folder, variables)
             elif name:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(code, encoding="utf-8")
     return said
+
+
+def commands(code: str) -> list[str]:
+    """Return the lines of a block that are run."""
+    return [line for line in code.splitlines() if line and not line.startswith(NOT_RUN)]
 
 
 def _run(line: str, folder: Path, variables: dict[str, str]) -> str:

@@ -34,7 +34,7 @@ QUESTIONS = (
     ("What do the console and healthy curves look like?", "monitoring", "Healthy curves", "健康的曲线"),
     ("How do I compute pass@k and evaluate a checkpoint?", "evaluation", "pass@k", "pass@k"),
     ("How do I write a loss or an advantage of my own?", "plugins", "Policy loss", "策略损失"),
-    ("Which models, CUDA, number types and containers?", "install", "Which models", "哪些模型"),
+    ("Which models, CUDA, data types and containers?", "install", "Which models", "哪些模型"),
     ("How do I use a language model as a judge?", "rewards", "A judge", "评判模型"),
     (
         "How do I log in to W&B and name the project? How do I submit to SLURM?",

@@ -90,3 +90,28 @@ def test_the_exported_model_loads_and_is_the_trained_one(newcomer: Newcomer) -> 
     )
     assert trained.keys() == start.keys()
     assert any(not torch.equal(trained[name].float(), start[name].float()) for name in trained)
+
+
+def test_the_page_on_monitoring_reads_the_run(newcomer: Newcomer) -> None:
+    said = follow(page("docs/monitoring.md"), newcomer.folder)
+    assert "units" in said["trinity runs checkpoints"]
+    assert json.loads(said["trinity status checkpoints/own/units --json"])["state"] == "done"
+    assert "task 3/6" in said["trinity show checkpoints/own/units --task 3/6"]
+
+
+def test_the_page_on_evaluation_evaluates_the_checkpoints(newcomer: Newcomer) -> None:
+    """The unbiased pass@8 of eight answers is the share of tasks with a right one, and pass@1 the mean."""
+    said = follow(page("docs/evaluation.md"), newcomer.folder)
+    table = said["trinity run --config bench.yaml"]
+    assert all(f"global_step_{step}" in table for step in (10, 20, 30)) and "initial model" in table
+    answers = newcomer.job / "bench" / "test" / "explorer_step_30.jsonl"
+    right: dict[int, list[bool]] = {}
+    for line in answers.read_text().splitlines():
+        answer = json.loads(line)
+        right.setdefault(answer["task"], []).append(answer["metrics"]["unit"] > 0)
+    assert {len(each) for each in right.values()} == {8} and len(right) == 20
+    expected = {1: sum(sum(each) for each in right.values()) / 160, 8: sum(any(each) for each in right.values()) / 20}
+    for k, value in expected.items():
+        output = next(said[line] for line in said if line.endswith(f"unit {k}"))
+        assert f"pass@{k} {value:.4f} over 20 tasks" in output
+    assert "'unit'" in said["python evaluate.py"]
