@@ -10,6 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
+# Pages whose commands run one after the other, by tests of their own.
+FOLLOWED = ("evaluation", "gsm8k", "monitoring", "own-data", "quickstart", "sft-grpo-lora")
+
 
 @dataclass(frozen=True)
 class Page:
