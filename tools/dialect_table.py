@@ -1,6 +1,6 @@
 """Write the page of dialects in both languages: `python -m tools.dialect_table`.
 
-What becomes of each key is read from `trinity.common.config.dialects`. A test says when a page is old.
+What happens to each key is read from `trinity.common.config.dialects`. A test says when a page is old.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
   `synchronizer.sync_timeout=60`, is applied after the translation. `--set` takes both as well. A `defaults:` list reads
   the files beside the file; what veRL's own files say is in the table below.
 - **This machine.** `actor_rollout_ref.rollout.name=torch` is our word for the embedded engine, and
-  `trainer.n_gpus_per_node=0` for a CPU. Of several GPUs, engines and trainer have their own, which is told (W1941).
+  `trainer.n_gpus_per_node=0` for a CPU. Of several GPUs, engines and trainer have their own, which is reported (W1941).
 - **Numbers** are those of veRL 0.9, and absent keys have its defaults. `data.train_batch_size` and
   `ppo_mini_batch_size` count prompts. Old log-probabilities are the trainer's, at the weights before the step. A file
   that has `algorithm.kl_ctrl` and not `use_kl_in_reward` is older: its reward has a KL term unless the loss has one,
-  which is told. `compat: verl-0.6`, a key of ours on the top level of the file, brings back the loss of veRL until 0.6:
-  each micro-batch is normalised by itself, and the mean over micro-batches and workers is the loss, that of the critic
-  as well. Everything else stays as in 0.9. It needs micro-batches of a fixed number of rows; each worker has the next
-  rows of the batch, whatever `balance_batch` says (W1941).
+  which is reported. `compat: verl-0.6`, a key of ours on the top level of the file, brings back the loss of veRL until
+  0.6: each micro-batch is normalised by itself, and the mean over micro-batches and workers is the loss, that of the
+  critic as well. Everything else stays as in 0.9. It needs micro-batches of a fixed number of rows; each worker has the
+  next rows of the batch, whatever `balance_batch` says (W1941).
 - **Rows** are those of veRL's parquet files: messages in `prompt`, `data_source`, `reward_model.ground_truth`,
   `extra_info`, `images`. The scorers of gsm8k, MATH, DAPO and geometry3k are built in; others are given by
   `custom_reward_function`.
 - **Problems** speak the words of the file: its key and line, its value, a way out that can be written into it; what
   only ours has is named as `--set KEY=VALUE`, which may follow the file. A key that veRL does not know is an error with
   the key that was meant (E1941); one that cannot be served is refused with a reason and a way out (E1940); one that
-  changes nothing is told (W1940), also where another key of the file switches it off; an older name is understood
+  changes nothing is reported (W1940), also where another key of the file switches it off; an older name is understood
   (W1942); null counts as absent, and it is told what that means (W1941). What a file has of veRL's own defaults, and
   nobody chose, is told in one line (W1943), and each of it by `trinity convert config`.
 - **Before a run** `trinity validate` also looks at the first rows: a column that names the scorer must be there
@@ -64,7 +64,7 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **Paths** of data and models may be [addresses](addresses.md) such as `hdfs://` and `s3://`; finished checkpoints are
   copied to `trainer.default_hdfs_dir`. The folder of outputs is on this machine (E1896);
   `resume_from_path` may be an address, which is copied first.""",
-        "head": "| Key | What becomes of it |",
+        "head": "| Key | What happens to it |",
         "honoured": "→", "refused": "refused", "harmless": "changes nothing", "older": "older name of",
         "default": "absent", "only": "unless", "section": "and all below",
     },
@@ -149,7 +149,7 @@ def _below(row: ForeignKey, text: dict[str, str]) -> str:
 
 
 def fate(row: ForeignKey, text: dict[str, str]) -> Iterator[str]:
-    """Yield what becomes of a key."""
+    """Yield what happens to a key."""
     if row.fate is Fate.OLDER:
         yield f"{text['older']} `{row.newer}`"
     elif row.fate is Fate.HONOURED:

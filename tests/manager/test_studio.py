@@ -202,7 +202,7 @@ def test_runs_have_state_curves_health_and_what_can_be_done(tmp_path: Path, monk
     assert list(rows["Run"]) == [str(tmp_path / "p" / name) for name in ("bad", "good")]
     assert list(rows["State"]) == ["failed", "done"] and list(rows["Step"]) == [2, 2]
     texts = [each.value for each in test.text]
-    assert texts[0] == "failed, Step 2" and "3: attempts made again" in texts[1] and charts(test) == 1
+    assert texts[0] == "failed, Step 2" and "3: rollouts made again" in texts[1] and charts(test) == 1
     assert not [each for each in test.button if each.key == "_resume_0"], "how it was started is not noted"
     checked(test.text_input(key="_folder").set_value(str(tmp_path / "none")).run())
     assert "There are no runs" in said(test)

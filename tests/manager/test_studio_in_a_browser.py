@@ -78,6 +78,25 @@ def all_named(browser: Browser) -> int:
     return len(found)
 
 
+def view(browser: Browser, folder: Path) -> None:
+    """Open the newest trajectory of the run, and look at its tokens and its group."""
+    with Serving(folder, "view", "--config", "made.yaml", "--port", "0") as viewer:
+        viewer.get(viewer.address)
+        browser.open(viewer.address)
+        browser.wait(lambda: "experiences, page 1 of" in browser.text(), "the table of experiences")
+        browser.press_row(1)
+        for name, there in (
+            ("Tokens", "span[@data-place]"),
+            ("Group", "button[starts-with(normalize-space(), 'Open ')]"),
+        ):
+            browser.click(f"//*[@data-testid='stMain']//label[normalize-space()={name!r}]")
+            browser.find(f"//*[@data-testid='stMain']//{there}")
+            if name == "Tokens":
+                tips = browser.run("return [...document.querySelectorAll('span[data-place]')].map(each => each.title)")
+                assert all(fact in tips[-1] for fact in ("log-prob: -", "advantage: ", "model version: ", "mask: "))
+                picture(browser, "viewer-run")
+
+
 @pytest.mark.slow
 def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None:
     TinyRun(tmp_path)
@@ -115,11 +134,12 @@ def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None
             kept = job_state(job).checkpoints
             assert kept
             browser.press("Resume")
-            browser.wait(lambda: job_state(job).status == "running", "the run that goes on", wait_s=120)
+            browser.wait(lambda: job_state(job).status == "running", "the run that continues", wait_s=120)
             browser.wait(lambda: "Stop" in browser.text(), "that it runs")
             assert (job / "log" / LOG_NAME).exists()
             stop_job(job, timeout_s=120)
             assert job_state(job).checkpoints[-1] >= kept[-1]
+            view(browser, tmp_path)
         finally:
             if job.exists() and job_state(job).status == "running":
                 stop_job(job, timeout_s=120)

@@ -73,7 +73,7 @@ def test_the_lines_hold_every_fact(monkeypatch: pytest.MonkeyPatch) -> None:
         "time explore 30.0 s; train 20.5 s",
         "tokens 12,000 generated",
         "report jobs/run/report.html",
-        f"next {command('trinity')} resume jobs/run # go on from the last checkpoint",
+        f"next {command('trinity')} resume jobs/run # continue from the last checkpoint",
         "missing the reason",
     ]
 
@@ -172,13 +172,13 @@ def test_the_language_is_that_of_the_first_variable_that_is_set() -> None:
 
 
 def test_each_panel_of_a_picture_has_its_place() -> None:
-    learnt = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={SCORE: [(0, 0.5)]}, length=[(1, 3.0), (2, 4.0)])
-    assert panel_of("rft", learnt).bounds == (0.0, 1.05)
+    learned = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={SCORE: [(0, 0.5)]}, length=[(1, 3.0), (2, 4.0)])
+    assert panel_of("rft", learned).bounds == (0.0, 1.05)
     assert panel_of("rft", StageCurves(reward=[(1, -1.0)])).bounds is None
     assert panel_of("sft", StageCurves(loss=[(1, 2.0), (2, 0.5)])).is_log
     assert not panel_of("own", StageCurves(loss=[(1, 2.0), (2, -0.5)])).is_log
     assert panels_of("none", StageCurves()) == []
-    content = drawn(panels_of("rft", learnt))
+    content = drawn(panels_of("rft", learned))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     # The header holds the width: two panels of 600 pixels.
     assert int.from_bytes(content[16:20], "big") == 1200

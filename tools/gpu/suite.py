@@ -47,7 +47,7 @@ def run(out: Path, files: list[str], *, marker: str, limit_s: float) -> bool:
         write_json(out / "figures.json", counts(recorded(record)))
         if is_whole or _begun(record) == begun:
             break
-        print(f"the tests' process ended with {status}; the rest goes on in another one", flush=True)
+        print(f"the tests' process ended with {status}; the rest continues in another one", flush=True)
     tests = recorded(record)
     return is_whole and bool(tests) and all(test["outcome"] in FINE for test in tests)
 

@@ -100,7 +100,7 @@ def _values(name: str) -> list[str]:
 def _table() -> dict[str, list[str]]:
     """Return the values of all keys, from the cache if it is of this version.
 
-    Reading the schema takes twice as long as all else of a completion. What cannot be cached is made anew.
+    Reading the schema takes twice as long as all else of a completion. What cannot be cached is made again.
     """
     place, mark = cache_dir("completion") / "keys.json", _mark()
     try:

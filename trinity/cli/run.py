@@ -91,7 +91,7 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
 
 
 def summaries(options: RunOptions) -> list[str]:
-    """Return the lines that say what each stage of a run amounts to.
+    """Return the lines of the summary of each stage of a run.
 
     None with `--quiet`.
     """

@@ -158,7 +158,7 @@ def _planned(source: ConfigSource, options: RunOptions) -> Plan:
 
 
 def _resuming(plan: Plan) -> list[str]:
-    """Return what continues a run that `resume_mode: disable` began anew."""
+    """Return what continues a run that `resume_mode: disable` began again."""
     key = "trainer.trainer_config.trainer.resume_mode"
     verl = [stage.config.trainer.trainer_config.trainer.resume_mode for stage in plan.stages]
     return [f"{key}=auto"] if "disable" in verl else []
@@ -177,7 +177,7 @@ def _begin_apart(plan: Plan) -> Plan:
         if part not in (None, BENCH) and config_file(job_dir, part).exists():
             raise ConfigError(
                 f"`continue_from_checkpoint: false`, but {part} has run in {job_dir} before; to begin again write "
-                "another `name` in the files of all parts, to go on write true",
+                "another `name` in the files of all parts, to continue write true",
                 code="E1840",
             )
     return plan

@@ -142,7 +142,7 @@ def _rollout(row: ExperienceModel) -> Rollout:
 
 
 def fates_of(job: Path, *, url: str | None = None) -> dict[str, Fates]:
-    """Return what became of a run's rollouts, by buffer.
+    """Return what happened to a run's rollouts, by buffer.
 
     Args:
         job: folder of a run.

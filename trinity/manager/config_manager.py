@@ -27,7 +27,8 @@ from trinity.manager.fields import (
     fields_by_key,
     section_title,
 )
-from trinity.manager.studio.words import ESSENTIAL, IMPORTANT, language, word
+from trinity.manager.language import language
+from trinity.manager.studio.words import ESSENTIAL, IMPORTANT, word
 from trinity.manager.widgets import plain, show_field
 
 COLUMNS = 2

@@ -103,5 +103,5 @@ def _mlflow(arguments: dict[str, Any]) -> Iterator[Finding]:
 
 def _unreachable(uri: str, why: str) -> Finding:
     key = str(ARGS["uri"])
-    message = f"`{key}` {uri} {why}; the run goes on, and metrics.jsonl has every metric"
+    message = f"`{key}` {uri} {why}; the run continues, and metrics.jsonl has every metric"
     return Finding("W3851", key, message, suggestion=f"start the server, or write its address as {key}")

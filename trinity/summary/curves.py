@@ -158,7 +158,7 @@ class _Reader:
         return False
 
     def _take_generated(self, actor: str, value: float | None) -> None:
-        """Add up totals that begin anew with every start of the engines."""
+        """Add up totals that begin again with every start of the engines."""
         if value is None:
             return
         total, last = self.generated.get(actor, (0.0, 0.0))

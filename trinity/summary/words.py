@@ -41,7 +41,7 @@ WORDS = {
     "hf": Text("with Hugging Face weights", "带 Hugging Face 权重"),
     "none": Text("none", "无"),
     "curve": Text("Learning curve", "学习曲线"),
-    "rollouts": Text("What became of the rollouts", "各次 rollout 的去向"),
+    "rollouts": Text("What happened to the rollouts", "各次 rollout 的去向"),
     "buffer": Text("Buffer", "缓冲区"),
     "fate": Text("What", "去向"),
     "number": Text("Number", "数目"),
@@ -127,11 +127,11 @@ COUNTED = {
     "skipped_steps": Text("optimizer steps skipped: their gradient was not finite", "跳过的优化器步：梯度不是有限数"),
     "truncated_prompts": Text("prompts cut to max_prompt_tokens", "按 max_prompt_tokens 截断的提示"),
     "truncated_responses": Text("responses cut by a length limit", "因长度限制被截断的回答"),
-    "retried_attempts": Text("attempts made again", "重新进行的尝试"),
+    "retried_attempts": Text("rollouts made again", "重新执行的 rollout"),
 }
 
 COMMANDS = {
-    "resume": Text("go on from the last checkpoint", "从最近的检查点继续"),
+    "resume": Text("continue from the last checkpoint", "从最近的检查点继续"),
     "show": Text("read what the model said", "看模型说了什么"),
     "view": Text("the same in a browser", "在浏览器中查看"),
     "export": Text("experiences as a file", "把经验导出为文件"),
@@ -144,7 +144,7 @@ _FATES = {
     "waiting": Text("in the buffer, and not used yet", "在缓冲区中，尚未使用"),
     "stale": Text("too old for `staleness_control`", "对 `staleness_control` 来说太旧"),
     "failed/workflow": Text("the workflow failed", "工作流出错"),
-    "failed/over_memory": Text("the attempt took too much memory", "尝试占用内存过多"),
+    "failed/over_memory": Text("the rollout took too much memory", "rollout 占用内存过多"),
     "failed/timeout": Text(
         "not done before its deadline (explorer.max_timeout)", "到期限仍未完成（explorer.max_timeout）"
     ),

@@ -1,4 +1,4 @@
-"""Base of all sections: strictness, number types, documented fields.
+"""Base of all sections: strictness, data types, documented fields.
 
 A field is documented where it is declared: meaning, unit, range and the source of its default.
 """
@@ -191,7 +191,7 @@ class Facts:
     """Properties of a key beside type, default and meaning; all optional.
 
     Attributes:
-        support: what of it is refused; null: nothing.
+        support: which values are refused; null: none.
         idle: a value that changes nothing.
         idle_with: values of other keys with which no value of it changes anything.
         mirrors: the key that is another name of this one: what is written under one name holds under both.

@@ -146,7 +146,7 @@ class TasksetConfig(Section):
     long_prompts: Literal["keep", "drop", "refuse"] = key(
         "keep",
         "Rows whose prompt has more than model.max_prompt_tokens tokens, with the chat template: keep: the model's "
-        "section says what becomes of them; drop: they are left out; refuse: the run does not begin.",
+        "section says what happens to them; drop: they are left out; refuse: the run does not begin.",
         OWN,
     )
     weight: Positive | None = key(

@@ -78,11 +78,11 @@ class ExplorerConfig(Section):
         TRINITY,
         renamed=Renamed("explorer.runner_per_model", "Trinity-RFT 0.3"),
     )
-    max_timeout: Positive = key(1800.0, "Longest time of one attempt at a workflow in seconds, > 0.", TRINITY)
-    max_retry_times: Natural = key(2, "Further attempts after a failure or a timeout.", GUIDE)
+    max_timeout: Positive = key(1800.0, "Longest time of one rollout in seconds, > 0.", TRINITY)
+    max_retry_times: Natural = key(2, "Retries of a rollout that failed or timed out.", GUIDE)
     env_vars: dict[str, str] = key({}, "Environment variables of the runners.", GUIDE)
     runner_prepare_concurrency: Count = key(8, "Runners prepared at once.", TRINITY)
-    runner_prepare_max_retries: Natural = key(2, "Attempts to prepare a runner.", TRINITY)
+    runner_prepare_max_retries: Natural = key(2, "Retries of a runner that cannot be prepared.", TRINITY)
     concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = key(
         "sequential", "How a runner does the repeats of a workflow that cannot repeat itself.", TRINITY
     )
@@ -103,7 +103,7 @@ class ExplorerConfig(Section):
     eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)
     eval_on_startup: bool = key(True, "Evaluate the original model at step 0.", GUIDE)
     bench_on_latest_checkpoint: bool = key(False, "Mode bench: only the latest checkpoint.", TRINITY)
-    over_rollout: OverRolloutConfig = section(OverRolloutConfig, "Go on before the slowest tasks are done.")
+    over_rollout: OverRolloutConfig = section(OverRolloutConfig, "Continue before the slowest tasks are done.")
     dynamic_timeout: DynamicTimeoutConfig = section(DynamicTimeoutConfig, "Deadline from measured times.")
     runner_state_report_interval: NonNegative = key(0.0, "Seconds between reports of runner states; 0: none.", GUIDE)
     engine_recovery_timeout: Positive = key(300.0, "Longest time without any engine in seconds; then an error.", OWN)

@@ -46,7 +46,7 @@ class LoraConfig(Section):
     lora_rank: Count = key(32, "Rank, >= 1.", TRINITY, idle_with=_OF_NEW)
     lora_alpha: Count = key(32, "Scale numerator, >= 1.", TRINITY, idle_with=_OF_NEW)
     lora_dtype: str = key(
-        "auto", "Number type of the adapter's parameters; auto: float32.", TRINITY, support=only("auto", "float32")
+        "auto", "Data type of the adapter's parameters; auto: float32.", TRINITY, support=only("auto", "float32")
     )
     target_modules: str | tuple[str, ...] = key(
         "all-linear",
@@ -185,7 +185,7 @@ class InferenceModelConfig(Section):
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
         "auto",
-        "Number type of the engine's weights; auto: bfloat16 where the device computes in it.",
+        "Data type of the engine's weights; auto: bfloat16 where the device computes in it.",
         TRINITY,
         idle_with=_OF_ENGINE,
         is_engine_arg=True,

@@ -46,8 +46,8 @@ class SynchronizerConfig(Section):
     )
     update_in_flight: bool = key(
         False,
-        "Style fully_async: samples under way go on over a weight update, and tasks begin one by one; tokens carry "
-        "versions.",
+        "Style fully_async: samples under way continue across a weight update, and tasks begin one by one; tokens "
+        "carry versions.",
         OWN,
     )
     checkpoint_delta: bool = key(

@@ -78,7 +78,7 @@ class ActorConfig(Section):
     entropy_checkpointing: bool = key(False, "Accepted: the entropy is always recomputed in the backward pass.", GUIDE)
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.")
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer.", at=_OF_ALGORITHM)
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.", at=_HOST)
+    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and data types.", at=_HOST)
     megatron: MegatronEngineConfig = section(
         MegatronEngineConfig, "Parallel groups of Megatron.", VERL, at={"grad_offload": Facts(idle=GRADIENTS_KEPT)}
     )
@@ -150,7 +150,7 @@ class RefConfig(Section):
     model: Args | None = key(None, "Another reference model; null: the initial policy.", VERL, support=LATER)
     fsdp_config: FsdpConfig = section(
         FsdpConfig,
-        "Sharding and number types.",
+        "Sharding and data types.",
         at=SCORES_ONLY | {"offload_policy": Facts(default_from="trainer.offload_policy")},
     )
     megatron: MegatronEngineConfig = section(

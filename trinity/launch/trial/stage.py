@@ -144,7 +144,7 @@ def _chosen(plan: Plan, name: str | None) -> StagePlan:
                 "`trinity data preview` shows them, and a run writes those that it leaves out to "
                 "<job>/buffer/quarantine"
             )
-        raise _no_stage(able, name, "tasks to attempt", way_out)
+        raise _no_stage(able, name, "tasks to run", way_out)
     return begun(plan, plan.stages.index(chosen[0]))
 
 

@@ -28,7 +28,7 @@ RERUNS = 3
 
 
 def configure_page(settings: StudioSettings) -> None:
-    """Show the forms on the left, and what they amount to on the right."""
+    """Show the forms on the left, and the resulting file on the right."""
     draft = _draft(settings)
     show_said()
     manager = ConfigManager(draft, settings.plugin_paths)
@@ -85,7 +85,7 @@ def _own_parameters(manager: ConfigManager) -> None:
 
 
 def _run_again_if(is_changed: bool) -> None:
-    """Show the page anew if a registered function has changed its value.
+    """Show the page again if a registered function has changed its value.
 
     The problems are those of the values before; a value that never comes to rest is shown as it is.
     """

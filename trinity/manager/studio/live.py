@@ -12,7 +12,8 @@ from trinity.common.errors import TrinityError
 from trinity.launch.job import SAVED_CONFIG
 from trinity.launch.jobs import JobState
 from trinity.launch.samples import Rollout, latest_rollouts, place_of
-from trinity.manager.studio.words import in_language, word
+from trinity.manager.language import in_language
+from trinity.manager.studio.words import word
 from trinity.manager.widgets import plain
 from trinity.monitor import headline
 from trinity.monitor.monitor import METRICS_FILE

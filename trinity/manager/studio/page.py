@@ -11,12 +11,13 @@ import streamlit as st
 
 from trinity.common.errors import TrinityError
 from trinity.manager.config_registry import CONFIG_GENERATORS
+from trinity.manager.language import LANGUAGES, default_language, language
 from trinity.manager.looks import make_readable
 from trinity.manager.studio.compare import compare_page
 from trinity.manager.studio.configure import configure_page
 from trinity.manager.studio.runs import runs_page
 from trinity.manager.studio.settings import StudioSettings
-from trinity.manager.studio.words import LANGUAGES, default_language, language, word
+from trinity.manager.studio.words import word
 from trinity.manager.widgets import plain
 from trinity.utils.plugin_loader import load_plugins
 

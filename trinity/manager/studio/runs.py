@@ -13,11 +13,12 @@ import streamlit as st
 from trinity.common.errors import TrinityError
 from trinity.launch.job import RUNNING
 from trinity.launch.jobs import JobState, PartState, ask_to_stop, job_state, jobs_below, log_files
+from trinity.manager.language import in_language
 from trinity.manager.studio.live import show_progress, show_rollouts
 from trinity.manager.studio.plots import curves_of, named_curves, show_curves
 from trinity.manager.studio.processes import StartedRun, ended_badly, last_lines, resume_run
 from trinity.manager.studio.settings import StudioSettings
-from trinity.manager.studio.words import in_language, word
+from trinity.manager.studio.words import word
 from trinity.manager.widgets import begin_with, keep, plain, say, show_said
 from trinity.summary.curves import StageCurves
 from trinity.summary.facts import changes
@@ -31,7 +32,7 @@ LOG_LINES = 30
 
 
 def runs_page(settings: StudioSettings) -> None:
-    """Show the runs below a folder, and one of them as it goes on."""
+    """Show the runs below a folder, and follow one of them."""
     show_said()
     jobs = jobs_of_folder(settings)
     awaited = st.session_state.get("_awaited")
@@ -199,7 +200,7 @@ def _resume(folder: Path, part: str | None) -> None:
 
 
 def _show_health(job: JobState, curves: StageCurves) -> None:
-    """Show what a person should know of a run that goes on, or has ended."""
+    """Show what a person should know of a run that is running or has ended."""
     st.subheader(word("health"))
     silent = time.time() - job.updated
     if job.status == RUNNING and silent > SILENT_S:

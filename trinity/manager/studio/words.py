@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-import streamlit as st
-
-from trinity.summary.words import Text, is_chinese
-
-LANGUAGES = {"en": "English", "zh": "中文"}
+from trinity.manager.language import in_language
+from trinity.summary.words import Text
 
 ESSENTIAL = {
     "project": Text("Project", "项目"),
@@ -70,7 +65,7 @@ WORDS = {
     "load": Text("Load", "载入"),
     "save": Text("Save", "保存"),
     "replace": Text("Replace what the file holds", "覆盖文件已有内容"),
-    "new": Text("Begin anew", "重新开始"),
+    "new": Text("Start over", "重新开始"),
     "start": Text("Start the run", "启动运行"),
     "yaml": Text("YAML", "YAML"),
     "memory": Text("Estimate the memory", "估计内存"),
@@ -90,7 +85,7 @@ WORDS = {
     "problems_elsewhere": Text("Problems of other keys", "其他键的问题"),
     "valid": Text("Valid: a run can start.", "有效：可以启动运行。"),
     "num_errors": Text("Errors: {errors}, warnings: {warnings}.", "错误：{errors}，警告：{warnings}。"),
-    "unfinished": Text("To be mended first: {names}.", "请先修正：{names}。"),
+    "unfinished": Text("To be corrected first: {names}.", "请先修正：{names}。"),
     "no_file": Text("Name a YAML file first.", "请先写明 YAML 文件。"),
     "loaded": Text("{file} was read.", "已读取 {file}。"),
     "loses_comments": Text(
@@ -146,7 +141,7 @@ WORDS = {
     "stop_now": Text("End at once (the step is lost)", "立即结束（丢失当前步）"),
     "stopping": Text("It was asked to stop, and ends its step first.", "已请求停止，会先完成当前步。"),
     "resume": Text("Resume", "继续"),
-    "resumed": Text("The run goes on; what it prints is in {file}.", "运行继续；其输出在 {file}。"),
+    "resumed": Text("The run continues; what it prints is in {file}.", "运行继续；其输出在 {file}。"),
     "ended_badly": Text("{file}: the run ended with exit status {status}.", "{file}：运行以退出码 {status} 结束。"),
     "settings": Text("Settings that differ", "不同的设置"),
     "same_settings": Text("All settings are the same.", "所有设置都相同。"),
@@ -160,21 +155,6 @@ WORDS = {
 }
 
 _ALL = WORDS | ESSENTIAL | IMPORTANT
-
-
-def default_language() -> str:
-    """Return the language of this machine's user, `en` or `zh`."""
-    return "zh" if is_chinese(os.environ) else "en"
-
-
-def language() -> str:
-    """Return the language that is chosen on the page."""
-    return str(st.session_state.get("_language", default_language()))
-
-
-def in_language(text: Text) -> str:
-    """Return a text in the language that is chosen."""
-    return text.zh if language() == "zh" else text.en
 
 
 def word(name: str, **values: object) -> str:
