@@ -22,12 +22,17 @@ ALL = all_pages()
 ENGLISH = english_pages()
 each_page = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 each_pair = pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.name)
-FILES = (".py", ".json", ".log", ".yaml", ".db", ".safetensors")
+FILES = (".py", ".json", ".log", ".out", ".yaml", ".db", ".safetensors")
 
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "trinity").rglob("*.py")))
+    files = [
+        *(ROOT / "trinity").rglob("*.py"),
+        *(ROOT / "examples").glob("*/*.yaml"),
+        *(ROOT / "examples").glob("*/*.sh"),
+    ]
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
 
 
 @pytest.fixture(scope="module")
