@@ -39,6 +39,7 @@ TOPICS = {
     "grpo_gsm8k_task_pipeline",
     "grpo_images",
     "grpo_lora_gsm8k",
+    "grpo_multi_turn",
     "grpo_replay_gsm8k",
     "grpo_rubric_as_reward",
     "grpo_tools",
