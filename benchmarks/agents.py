@@ -1,4 +1,5 @@
-"""Two agents learn by reinforcement, each through the workflow's model and through HTTP with the plain `openai` client.
+"""Two agents learn by reinforcement learning, each through the workflow's model and through HTTP with the plain
+`openai` client.
 
 A calculator's tool and a guessing game of several turns: what they reach, and whether both ways end with the same
 weights.

@@ -1,7 +1,7 @@
 """Every algorithm on the quickstart's task, from one model that learned by imitation: what each one learns.
 
 Writes `algorithms.json`, `algorithms.md` and `algorithms.png` into the folder of the runs. A run that is complete is
-not repeated; an interrupted one goes on from its last checkpoint.
+not repeated; an interrupted one continues from its last checkpoint.
 """
 
 from __future__ import annotations

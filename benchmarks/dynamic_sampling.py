@@ -11,10 +11,10 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import yaml
@@ -24,7 +24,7 @@ SETTINGS = ("plain", "dynamic")
 LEVEL = 0.9
 EXPLORE_STEPS = 10
 EVAL_INTERVAL = 1
-REFILL_BATCHES = 8
+REFILL_BATCHES = 64
 _PIPELINE = {"operators": [{"name": "dapo_dynamic_sampling"}], "max_refill_batches": REFILL_BATCHES}
 
 Point = tuple[float, float]
@@ -136,6 +136,29 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def differences(results: list[dict[str, Any]]) -> str:
+    """Return dynamic minus plain over the seeds, each with its standard error, as sentences; empty for one seed."""
+    by_seed = {(result["seed"], result["setting"]): result for result in results}
+    seeds = sorted({seed for seed, _ in by_seed})
+    if len(seeds) < 2:
+        return ""
+    measures: dict[str, Callable[[list[Point]], float]] = {
+        "the mean over the trained rollouts": area,
+        "the accuracy at the end": lambda curve: curve[-1][1],
+    }
+    lines = []
+    for kind in ("greedy", "sampled"):
+        for name, measure in measures.items():
+            found = [measure(by_seed[seed, "dynamic"][kind]) - measure(by_seed[seed, "plain"][kind]) for seed in seeds]
+            error = stdev(found) / len(found) ** 0.5
+            higher = sum(value > 0 for value in found)
+            lines.append(
+                f"{kind}: dynamic changes {name} by {mean(found):+.4f} +- {error:.4f}; "
+                f"higher on {higher} of {len(seeds)} seeds."
+            )
+    return "\n".join(lines)
+
+
 def _spread(values: list[float | None], *, digits: int) -> str:
     texts = ["never" if value is None else f"{value:.{digits}f}" for value in values]
     reached = [value for value in values if value is not None]
@@ -168,7 +191,7 @@ def main() -> None:
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(done) + "\n")
     results = [result for want in wanted for result in _read(file) if want.items() <= result.items()]
-    print(json.dumps(results) if arguments.json else table(results))
+    print(json.dumps(results) if arguments.json else f"{table(results)}\n\n{differences(results)}")
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

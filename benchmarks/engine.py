@@ -28,7 +28,7 @@ import prompts  # noqa: E402
 
 @dataclass(frozen=True)
 class Work:
-    """Conversations that go on from turn to turn, all at once.
+    """Conversations that continue from turn to turn, all at once.
 
     Attributes:
         said: how it is called in the table.

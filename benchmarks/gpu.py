@@ -60,7 +60,7 @@ class Figures:
         self.values: dict[str, Any] = {"limits": {}, "shapes": {}, "goals": [], "problems": []}
 
     def write(self) -> None:
-        """Write the file anew."""
+        """Write the file again."""
         if self.file is not None:
             aside = self.file.with_name(f".{self.file.name}.new")
             aside.write_text(json.dumps(self.values, indent=1))

@@ -3,7 +3,7 @@
 One command runs every mode, one after another and in turns, and prints a table:
 `python benchmarks/modes.py [--modes ...] [--model larger] [--steps N] [--turns N] [--folder D]`. The work is the same
 in each: 32 problems x 8 rollouts of 22 tokens an explore step, and two optimizer steps of 128 of them. Modes with vLLM
-or Ray need those packages; a mode that fails is told, and the status is 1.
+or Ray need those packages; a mode that fails is reported, and the status is 1.
 """
 
 from __future__ import annotations

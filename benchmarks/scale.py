@@ -1,7 +1,7 @@
 """What many engines cost and give: weight sync, scheduling, the store, and a simulated run on 1,024 engines.
 
 The first three are measured on this machine. The simulation takes latencies from `data/latencies.json`: `recorded`, the
-samples of a run of the torch engine (`record` takes them anew), and `heavy tail`, a log-normal distribution.
+samples of a run of the torch engine (`record` takes them again), and `heavy tail`, a log-normal distribution.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def measure(
 
 
 def record(folder: Path, *, number: int) -> None:
-    """Take the latencies of the torch engine anew, and write them and the heavy tail to `data/latencies.json`."""
+    """Take the latencies of the torch engine again, and write them and the heavy tail to `data/latencies.json`."""
     import scale_parts
 
     recorded = scale_parts.latencies(folder, number=number)

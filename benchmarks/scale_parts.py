@@ -53,7 +53,7 @@ class Weights:
 
 
 def transports(folder: Path) -> Iterator[tuple[str, Transport, bool, torch.dtype]]:
-    """Yield each transport with its name, whether it reaches another process, and the number type published."""
+    """Yield each transport with its name, whether it reaches another process, and the data type published."""
     between, f32, bf16 = "between processes", torch.float32, torch.bfloat16
     yield "memory, one process", MemoryTransport(), False, f32
     yield f"memory, {between}", MemoryTransport(MemoryObjects()), True, f32

@@ -46,7 +46,7 @@ class Plan:
         interval: explore steps between two questions of style dynamic_by_explorer.
         max_staleness: bound of the styles dynamic_by_trainer and fully_async.
         max_inflight: batches under way in style fully_async.
-        in_flight: `synchronizer.update_in_flight`: tasks begin one by one, samples go on over updates.
+        in_flight: `synchronizer.update_in_flight`: tasks begin one by one, samples continue across updates.
         over_rollout: which tasks of a batch are not waited for.
         seed: of the draws.
     """

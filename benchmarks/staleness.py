@@ -2,7 +2,7 @@
 
 For each seed the quickstart's imitation stage runs once. From its checkpoint each cell, a loss and a staleness, trains
 with `synchronizer.sync_offset` set so that every rollout after the warm-up is exactly that old. A finished cell is one
-line of `results.jsonl` and is not run again; a cell that was interrupted starts anew.
+line of `results.jsonl` and is not run again; a cell that was interrupted starts again.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def build(folder: Path, *, hidden: int = 256, work: Work = WORKS["standard"]) ->
             pad_token_id=0,
         )
     )
-    if work.turns > 1:  # a special token within a response is not in its text, so that the next turn could not go on
+    if work.turns > 1:  # a special token within a response is not in its text, so that the next turn could not continue
         with torch.no_grad():
             column = model.get_input_embeddings().weight[:, 0]
             column.fill_(SPECIAL_OFFSET)

@@ -22,6 +22,8 @@ HOW = (
     "chromium-driver` (Debian), or have `chromium` and `chromedriver` on the PATH"
 )
 WAIT_S = 60.0
+ROW_PX = 35
+"""Height of a row of Streamlit's tables."""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # of the protocol
 _KEYS = {"enter": "\ue007", "control": "\ue009", "backspace": "\ue003", "null": "\ue000", "escape": "\ue00c"}
 CONTROLS = ("button", "textbox", "searchbox", "spinbutton", "combobox", "checkbox", "radio", "switch", "slider", "tab")
@@ -118,8 +120,23 @@ class Browser:
         self.click(f"//*[@data-testid='stMain']//button[normalize-space()={button!r}]")
         self.settle()
 
+    def press_row(self, number: int) -> None:
+        """Choose the row of the first table; it is a picture, whose rows have no elements.
+
+        Args:
+            number: of the row, from 1.
+        """
+        canvas = self.find("//*[@data-testid='stMain']//*[@data-testid='stDataFrame']//canvas[@data-testid]")
+        top = self.run("const at = arguments[0].getBoundingClientRect(); return [at.x, at.y]", {_ELEMENT: canvas})
+        place = {"x": round(top[0]) + ROW_PX // 2, "y": round(top[1]) + ROW_PX * number + ROW_PX // 2}
+        move = {"type": "pointerMove", "duration": 0, "origin": "viewport", **place}
+        press = [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")]
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move, *press]}
+        self._post("/actions", actions=[mouse])
+        self.settle()
+
     def settle(self) -> None:
-        """Wait until the page of Streamlit has been shown anew."""
+        """Wait until the page of Streamlit has been shown again."""
         time.sleep(0.2)  # what was pressed is on its way
         still = "return document.querySelector('[data-testid=stStatusWidget]') === null"
         self.wait(lambda: bool(self.run(still)), "the end of the page's script")

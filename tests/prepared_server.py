@@ -169,7 +169,7 @@ def become(order: dict[str, Any], added: dict[str, str]) -> None:
     sys.path[0] = os.getcwd()
     sys.orig_argv = order["command"]
     sys.argv = order["command"][2:]
-    numpy.random.seed()  # the global generators, drawn anew as at its import; Python does so by itself
+    numpy.random.seed()  # the global generators, drawn again as at its import; Python does so by itself
     torch.default_generator.seed()
     failpoints.configure(os.environ["TRINITY_FAILPOINTS"])
 

@@ -179,7 +179,7 @@ def dump() -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return what of `after` is not in `before`, and the names of what is gone; equal parts are left out."""
+    """Return the part of `after` that is not in `before`, and the names of what is gone; equal parts are left out."""
     found = {}
     for name, value in after.items():
         old = before.get(name)

@@ -92,7 +92,7 @@ def way(model: PreTrainedModel, *, has_logits: bool) -> tuple[str, str]:
 ENGINE_KINDS = {HFDecoder.kind: "slots", RowDecoder.kind: "rows"}
 REASONS = {
     "is not causal": "what they compute at a token depends on later tokens",
-    "are not those of one linear map": "their logits are not those of one linear map with a scale and a bound",
+    "are not those of one linear layer": "their logits are not those of one linear layer with a scale and a bound",
     "does not compute a list of text tokens": "they do not compute a list of text tokens by themselves",
     "computes a row otherwise": "rows that stand beside each other change each other",
 }
@@ -180,7 +180,7 @@ Transformers {version}. What each word means:""",
         "why": "为什么有些不能训练",
         "reasons": {
             "what they compute at a token depends on later tokens": "它们在一个 token 处的计算取决于后面的 token",
-            "their logits are not those of one linear map with a scale and a bound": "它们的 logits 不是一个带缩放和上限的线性映射",
+            "their logits are not those of one linear layer with a scale and a bound": "它们的 logits 不是一个带缩放和上限的线性层",
             "reads bytes through three models": "通过三个模型读取字节",
             "needs timm": "需要 timm",
             "drafts for another model": "为另一个模型起草",

@@ -136,7 +136,7 @@ def test_a_sum_over_tokens_is_the_policy_losss_own(tmp_path: Path) -> None:
     assert config.algorithm.policy_loss_fn_args == {"loss_agg_mode": "token-sum"}
 
 
-@pytest.mark.difference("GRPO and others that compare attempts, with one attempt")
+@pytest.mark.difference("GRPO and others that compare rollouts, with one rollout")
 @pytest.mark.parametrize("advantage", SERVED_GROUPS)
 def test_one_rollout_a_task_has_nothing_to_be_compared_with(tmp_path: Path, advantage: str) -> None:
     components = {"advantage_fn_args": {"gdpo_reward_keys": ["a"]}} if "gdpo" in advantage else {}

@@ -197,7 +197,7 @@ def test_a_demonstration_whose_images_cannot_be_used_is_left_out_with_its_line(t
         (2, "E4031"), (3, "E4035"), (4, "E4032"), (5, "E4035"),
     ]  # fmt: skip
     last = demonstrations(path, tmp_path / "sees", messages_key="messages").read(10)
-    assert [exp.info["index"] for exp in last] == [0, 4], "the last answer alone is learnt, and the image is before it"
+    assert [exp.info["index"] for exp in last] == [0, 4], "the last answer alone is learned, and the image is before it"
     blind = demonstrations(path, tmp_path / "blind", messages_key="messages")
     with pytest.raises(DataError, match="none of its 5 rows can be used; .* reads none here"):
         blind.read(1)

@@ -39,6 +39,10 @@ READ = {
     "task and run": {"task": "1/3", "run": "a"},
     "task, state and text": {"task": "1/3", "states": ("trained",), "text": "question"},
     "text and state": {"text": "question", "states": ("trained",)},
+    "reason": {"reason": "stale"},
+    "reason and run": {"reason": "stale", "run": "a"},
+    "reason and task": {"reason": "stale", "task": "1/10"},
+    "reason and text": {"reason": "stale", "text": "question"},
 }
 
 

@@ -302,11 +302,11 @@ def test_an_answer_of_tool_calls_is_never_learnt_as_an_empty_text(
     )
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
     rows = [{"messages": [says("user", "q"), call]}] * 3
-    with pytest.raises(DataError, match="does not go on from the opening") as caught:
+    with pytest.raises(DataError, match="does not continue from the opening") as caught:
         reader_of(
             tokenizer, write_jsonl(tmp_path / "d.jsonl", rows), MESSAGES | {"chat_template": joined}, schema="sft"
         ).read(3)
     assert caught.value.code == "E4021"
     path = write_jsonl(tmp_path / "text.jsonl", [chat("q", "a")])
     (told,) = reader_of(tokenizer, path, MESSAGES | {"chat_template": joined}, schema="sft").read(1)
-    assert told.response_text == "a<|im_end|>", "a text does go on"
+    assert told.response_text == "a<|im_end|>", "a text does continue"

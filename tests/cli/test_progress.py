@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 from rich.console import Console
 
 from trinity.cli.progress import Progress
+from trinity.common.errors import DataError
+from trinity.launch.samples import Rollout
 
 
 class Clock:
@@ -20,7 +23,7 @@ class Clock:
 def plain(interval_s: float = 5.0) -> tuple[Progress, io.StringIO, Clock]:
     text, clock = io.StringIO(), Clock()
     console = Console(file=text, width=200, force_terminal=False)
-    return Progress(console=console, interval_s=interval_s, clock=clock), text, clock
+    return Progress(console=console, interval_s=interval_s, is_chinese=False, clock=clock), text, clock
 
 
 def test_plain_lines_come_at_most_once_an_interval() -> None:
@@ -95,3 +98,63 @@ def test_a_bar_moves_on_a_terminal() -> None:
         progress.on_metrics("trainer", 20, {"rollout/accuracy/mean": 0.625})
     shown = text.getvalue()
     assert "rft" in shown and "20/80" in shown and "reward 0.625" in shown
+
+
+FOUND = [
+    Rollout("1/0", 1.0, 0.5, 3, "1+2=", "the sum\nis \x1b[31m3"),
+    Rollout("1/0", 0.0, None, 3, "[b]1+2=[/b]", "x" * 500),
+]
+
+
+def watched(progress: Progress, reader: Callable[[], list[Rollout]], steps: int, clock: Clock | None = None) -> None:
+    """Explore some steps, ten seconds each, with the latest rollouts at hand."""
+    with progress:
+        progress.start("rft", totals={"trainer": 80, "explorer": 40}, rollouts=reader)
+        for step in range(1, steps + 1):
+            progress.on_metrics("explorer", step, {"rollout/reward/mean": 0.5, "perf/rollout_tokens_per_s": 800.0})
+            if progress._reading is not None:
+                progress._reading.join()
+            if clock is not None:
+                clock.now += 10.0
+
+
+def test_plain_lines_show_the_newest_rollout_now_and_then() -> None:
+    progress, text, clock = plain(interval_s=1e9)
+    watched(progress, lambda: FOUND, 4, clock)
+    # At seconds 0 and 30; what would change the terminal's colour is text.
+    line = r"[rft] rollout: reward 1.000, advantage 0.500: '1+2=' -> 'the sum is \\x1b[31m3'"
+    assert text.getvalue().splitlines() == ["[rft] step 0/80  reward 0.500  sampled 800 tok/s", line, line]
+
+
+def test_what_cannot_be_read_is_told_once_and_the_run_goes_on() -> None:
+    def reader() -> list[Rollout]:
+        raise DataError("it is damaged", code="E5101")
+
+    progress, text, clock = plain(interval_s=1e9)
+    watched(progress, reader, 8, clock)
+    assert text.getvalue().splitlines()[1:] == ["[rft] the rollouts cannot be shown: [E5101] it is damaged"]
+
+
+def test_a_terminal_shows_figures_and_the_latest_rollouts_in_its_language() -> None:
+    for is_chinese, words in ((False, ("Latest rollouts", "staleness 1.0")), (True, ("最新的 rollout", "滞后 1.0"))):
+        text = io.StringIO()
+        console = Console(file=text, width=120, force_terminal=True, color_system=None)
+        progress = Progress(console=console, is_chinese=is_chinese)
+        with progress:
+            progress.start("rft", totals={"trainer": 80}, rollouts=lambda: FOUND)
+            progress.on_metrics("explorer", 1, {"rollout/reward/mean": 0.5})
+            data = {"sample/staleness/mean": 1.0, "training/rollout_logprobs_diff_mean": 2e-7}
+            progress.on_metrics("trainer", 20, data)
+        shown = text.getvalue()
+        assert all(word in shown for word in (*words, "2.0e-07", "20/80", "the sum is \\x1b[31m3", "[b]1+2=[/b]"))
+        assert "x" * 40 in shown and "x" * 100 not in shown and "\x1b[31m" not in shown
+
+
+def test_no_more_is_read_of_a_stage_that_has_ended() -> None:
+    progress, text, clock = plain(interval_s=1e9)
+    watched(progress, lambda: FOUND, 1, clock)
+    before = text.getvalue()
+    clock.now += 100.0
+    progress.on_metrics("explorer", 9, {"rollout/reward/mean": 0.5})
+    assert progress._reading is not None and not progress._reading.is_alive()
+    assert "rollout:" not in text.getvalue()[len(before) :]

@@ -1,4 +1,4 @@
-"""Conversations of a dataset whose tools answered with a mapping are learnt, as published."""
+"""Conversations of a dataset whose tools answered with a mapping are learned, as published."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHOWN = "{'sum': 3, 'exact': True}"
 AS_JSON = json.dumps({"sum": 3, "exact": True})
 
 
-def learnt(folder: Path, template: str, **options: Any) -> tuple[Experience, PreTrainedTokenizerFast]:
+def learned(folder: Path, template: str, **options: Any) -> tuple[Experience, PreTrainedTokenizerFast]:
     tokenizer = tiny_tokenizer(folder / "tokenizer", chat_template=template)
     path = write_jsonl(folder / "tools.jsonl", [{"messages": MESSAGES}])
     columns = {"prompt_type": "messages", "messages_key": "messages", **options}
@@ -54,7 +54,7 @@ def learnt(folder: Path, template: str, **options: Any) -> tuple[Experience, Pre
 )
 @pytest.mark.parametrize("every", [False, True])
 def test_what_a_tool_returned_is_in_the_prompt(tmp_path: Path, template: str, written: str, every: bool) -> None:
-    exp, tokenizer = learnt(tmp_path, template, enable_concatenated_multi_turn=every)
+    exp, tokenizer = learned(tmp_path, template, enable_concatenated_multi_turn=every)
     expected = tokenizer.encode(f"<tool>{written}<assistant>3")
     assert tokenizer.decode(expected) in tokenizer.decode(exp.tokens)
     assert tokenizer.encode(SHOWN) != tokenizer.encode(AS_JSON)

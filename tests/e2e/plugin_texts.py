@@ -15,7 +15,7 @@ class ShareOfDigits(RewardFn):
         return {"digits": digits, "variety": 0.01 * len(set(response))}
 '''
 STEPWISE = '''
-"""A rollout of one to three steps: it goes on while the answer ends early."""
+"""A rollout of one to three steps: it continues while the answer ends early."""
 
 from trinity.common.workflows import WORKFLOWS
 from trinity.common.workflows.step_wise_workflow import StepWiseRewardWorkflow

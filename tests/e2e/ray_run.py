@@ -72,7 +72,7 @@ class ShareOfDigits(RewardFn):
 
 
 def gated(run: TinyRun) -> Path:
-    """Let each start of a run go on by one step, until the returned file is there."""
+    """Let each start of a run continue by one step, until the returned file is there."""
     gate = run.folder / "go"
     rollouts = run.tree["buffer"]["batch_size"] * run.tree["algorithm"]["repeat_times"]
     latest = str(run.job / "latest_checkpointed_iteration.txt")

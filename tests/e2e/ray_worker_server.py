@@ -84,7 +84,7 @@ def serve() -> None:
 
 
 def become(order: Any, files: list[int]) -> None:
-    """Go on as the worker that was asked for; the connection stays open until its end."""
+    """Continue as the worker that was asked for; the connection stays open until its end."""
     arguments, environment, folder = order
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, file in enumerate(files):

@@ -1,7 +1,7 @@
 """Workers of Ray in the clusters of tests: real ones, forked from a process that has imported what they would.
 
 A raylet starts this program instead of Ray's own for a worker. It hands its arguments, environment and output to a
-server, which forks a process that goes on as Ray's program does, and waits until that one has ended. So the seconds
+server, which forks a process that continues as Ray's program does, and waits until that one has ended. So the seconds
 that each worker needs for its imports are spent once. Clusters that a run or `ray start` begins have Ray's own program.
 """
 

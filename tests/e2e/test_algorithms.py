@@ -123,7 +123,7 @@ def finish(run: TinyRun, plugins: Path, steps: int = STEPS, more: tuple[Path, ..
 
 
 def check(folder: Path, algorithm: dict[str, Any], plugins: Path, changes: Changes = no_changes) -> TinyRun:
-    """Run as a whole and in two parts; both must learn, serve what they learnt, and end the same."""
+    """Run as a whole and in two parts; both must learn, serve what they learned, and end the same."""
     whole, parts = make_run(folder / "whole", algorithm), make_run(folder / "parts", algorithm)
     for run in (whole, parts):
         run.change(**changes(run.folder))

@@ -100,7 +100,7 @@ class Debugging:
         except subprocess.TimeoutExpired:
             threads = sorted(Path(f"/proc/{self.process.pid}/task").glob("*/comm"))
             names = ", ".join(each.read_text().strip() for each in threads)
-            raise AssertionError(f"it goes on, with threads {names}:\n{self.output.read_text()}") from None
+            raise AssertionError(f"it continues, with threads {names}:\n{self.output.read_text()}") from None
 
 
 @pytest.fixture(scope="module")

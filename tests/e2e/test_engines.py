@@ -1,4 +1,4 @@
-"""Other ways to make the rollouts, and the end of an engine, change no bit of what is learnt."""
+"""Other ways to make the rollouts, and the end of an engine, change no bit of what is learned."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> TinyRun:
 def test_the_table_and_the_status_say_the_same(run: TinyRun) -> None:
     done = run.finish("-n", "2", words=("env-check", "--config", "run.yaml"))
     assert done.status == 0, done.output
-    assert "ok       determinism  4 attempts give the same prompts and rewards twice" in done.output
+    assert "ok       determinism  4 rollouts give the same prompts and rewards twice" in done.output
     assert done.output.rstrip().endswith("0 errors, 0 warnings, 20 ok")
     run.change(buffer__explorer_input__default_workflow_type="refuses_silence")
     words = ("env-check", "run.yaml", "--json", "--tasks", "1", "--repetitions", "2")

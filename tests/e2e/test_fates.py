@@ -1,4 +1,4 @@
-"""What becomes of rollouts in a run whose operators drop some: the step is filled again, and every number adds up."""
+"""What happens to rollouts in a run whose operators drop some: the step is filled again, and every number adds up."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_ctrl_c_at_any_point_ends_the_run_in_order(tmp_path: Path, plugins: Path
     result = interrupted(run, plugins)
     assert result.exit_code == ExitCode.INTERRUPTED and result.stages[-1].stopped == ExitCode.INTERRUPTED
     assert time.monotonic() - started < 60
-    assert result.stages[-1].training_step < STEPS, "it did not go on to its end"
+    assert result.stages[-1].training_step < STEPS, "it did not continue to its end"
     failpoints.configure("")
     finish(run, plugins)
     assert final_weights(run, STEPS) == final_weights(plain, STEPS)

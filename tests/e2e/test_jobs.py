@@ -63,7 +63,7 @@ def test_a_run_is_listed_stopped_and_resumed_to_its_end(tmp_path: Path) -> None:
     assert ended.exit_code == 0 and "stopped: " in ended.stdout, ended.output
     found = facts(run)
     assert found["status"] == "stopped" and found["parts"][0]["training_step"] == found["checkpoints"][-1]
-    assert f"go on with: trinity resume {run.job}" in trinity("status", run.job).stdout
+    assert f"continue with: trinity resume {run.job}" in trinity("status", run.job).stdout
     last = found["checkpoints"][-1] + 1
     again = run.finish("--set", f"buffer.total_steps={last}", words=("resume", str(run.job)))
     assert again.status == 0, again.output
@@ -85,7 +85,7 @@ def test_a_run_that_was_killed_is_told_from_one_that_runs(tmp_path: Path) -> Non
 def test_the_state_of_a_run_that_is_done_has_its_last_figures(done: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(done.folder)  # places are shown as one types them there
     text = trinity("status", done.job).stdout
-    assert "done" in text and "checkpoints: 1, 2" in text and "reward" in text and "go on with" not in text
+    assert "done" in text and "checkpoints: 1, 2" in text and "reward" in text and "continue with" not in text
     told = (done.folder / "output.txt").read_text()
     assert (table := text[text.index("  metric ") : text.index("  next")]) in told, "the same as at its end"
     assert "8 issued = 8 trained + 0 waiting" in table and "dropped" in table

@@ -57,7 +57,7 @@ def descendants(pid: int) -> dict[int, tuple[str, str]]:
 
 
 def held(watched: Watched) -> int:
-    """Return the process that a failpoint has stopped: until it goes on the run cannot end."""
+    """Return the process that a failpoint has stopped: until it continues the run cannot end."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end and watched.process.poll() is None:
         for pid, (state, _) in descendants(watched.process.pid).items():

@@ -111,9 +111,9 @@ def test_a_live_name_a_whole_job_and_another_shape_of_run_are_refused(parts: Par
     with pytest.raises(CheckpointError, match="was begun in parts") as shape:
         parts.run("explorer", "mode=both", "trainer.save_interval=1")
     assert shape.value.code == "E7040"
-    with pytest.raises(ConfigError, match="has run in .* before") as anew:
+    with pytest.raises(ConfigError, match="has run in .* before") as again:
         parts.run("explorer", "continue_from_checkpoint=false")
-    assert anew.value.code == "E1840"
+    assert again.value.code == "E1840"
 
 
 def test_a_job_has_one_live_trainer_whatever_its_name(parts: Parts):

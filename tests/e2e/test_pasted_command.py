@@ -1,4 +1,4 @@
-"""The printed command of a run that was interrupted, pasted: it repeats what was given, and the run goes on."""
+"""The printed command of a run that was interrupted, pasted: it repeats what was given, and the run continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SendsASignal(RewardFn):
             os.kill(os.getpid(), getattr(signal, name))
         return {"accuracy": 0.5}
 """
-ANEW = ("--set", "continue_from_checkpoint=false")
+Again = ("--set", "continue_from_checkpoint=false")
 SECRET = ("--set", f"monitor.monitor_args.api_key={CANARY}")
 LR = ("--set", "algorithm.optimizer.lr=0.0005")
 DISABLED = ("--set", "trainer.trainer_config.trainer.resume_mode=disable")
@@ -57,8 +57,8 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "full disk": ("", "ckpt.after_files=enospc@2", (), ExitCode.CHECKPOINT),
     "Ctrl-C with a secret": ("SIGINT", "", SECRET, ExitCode.INTERRUPTED),
     "failure with a secret": ("", "store.append.before_commit=raise@2", (*SECRET, "-q"), ExitCode.RUNTIME),
-    "begun anew": ("", "train.before_step=raise@2", ANEW, ExitCode.RUNTIME),
-    "begun anew, as veRL says it": ("SIGTERM", "", DISABLED, ExitCode.TERMINATED),
+    "begun again": ("", "train.before_step=raise@2", Again, ExitCode.RUNTIME),
+    "begun again, as veRL says it": ("SIGTERM", "", DISABLED, ExitCode.TERMINATED),
     "a change was accepted": (
         "SIGINT", "", (*LR, "--accept-change", "algorithm.optimizer.lr"), ExitCode.INTERRUPTED
     ),
@@ -110,7 +110,7 @@ def test_the_printed_command_continues_the_run(
     make(tmp_path)
     monkeypatch.chdir(tmp_path)
     command = ["run", "--config", "run.yaml", "--plugin-dir", str(plugins)]
-    if "--accept-change" in options or options in (ANEW, DISABLED):  # they are about a job that is there
+    if "--accept-change" in options or options in (Again, DISABLED):  # they are about a job that is there
         failpoints.configure("train.before_step=raise@2")
         assert invoke(*command).exit_code == ExitCode.RUNTIME
     if signal_name:

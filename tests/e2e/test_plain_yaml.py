@@ -175,7 +175,7 @@ class TwoTurns(Workflow):
 """
 
 
-@pytest.mark.difference("`buffer.train_batch_size` with several experiences an attempt")
+@pytest.mark.difference("`buffer.train_batch_size` with several experiences a rollout")
 def test_rollouts_of_several_turns_are_trained_whole(tmp_path: Path):
     run = TinyRun(tmp_path, plugin=TWO_TURNS)
     ended = done(run.change(buffer__explorer_input__default_workflow_type="two_turns"))

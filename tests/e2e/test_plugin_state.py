@@ -1,4 +1,4 @@
-"""Losses, advantages and operators of plugins that remember something go on where they were after a resume."""
+"""Losses, advantages and operators of plugins that remember something continue where they were after a resume."""
 
 from __future__ import annotations
 

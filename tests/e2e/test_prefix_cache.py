@@ -63,4 +63,4 @@ def test_the_cache_changes_no_bit_of_the_weights(tmp_path: Path) -> None:
         assert (figures["perf/engine/prefix_evicted_blocks"] > 0) == (name == "small")
         assert figures["perf/engine/prompt_tokens"] == without["perf/engine/prompt_tokens"]
     before = load_file(tmp_path / "with" / "model" / "model.safetensors")
-    assert any(not torch.equal(wanted[tensor], before[tensor]) for tensor in before), "something was learnt"
+    assert any(not torch.equal(wanted[tensor], before[tensor]) for tensor in before), "something was learned"

@@ -1,4 +1,4 @@
-"""A run on a real Ray cluster, whole and in parts: the bits of one process, and what becomes of it when one dies."""
+"""A run on a real Ray cluster, whole and in parts: the bits of one process, and what happens to it when one dies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ END_S = 30.0
 
 VICTIMS = ("explorer", "trainer", "synchronizer")
 
-# Some seconds a step: the processes go on for a while without the head.
+# Some seconds a step: the processes continue for a while without the head.
 SLOWLY = ";".join(
     f"{place}=sleep"
     for place in ("train.before_step", "train.after_step", "explore.after_rollout", "store.append.before_commit")

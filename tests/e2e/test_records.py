@@ -103,7 +103,7 @@ def test_a_start_that_failed_binds_the_next_one_to_nothing(
         more = ("buffer.total_steps=4", "seed=4", "cluster.runtime=ray", f"cluster.ray_address={nobody}")
         derived = ("explorer.runner_isolation", "trainer.trainer_config.actor_rollout_ref.actor.data_loader_seed")
         parts.run("explorer", *shape, *more, accept=("seed", *derived))
-    assert config_file(parts.job, component).read_text() == kept, "what was learnt was learnt with these values"
+    assert config_file(parts.job, component).read_text() == kept, "what was learned was learned with these values"
 
 
 def test_a_checkpoint_says_where_the_explorer_stands_whatever_its_name(tmp_path: Path) -> None:

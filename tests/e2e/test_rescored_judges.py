@@ -1,4 +1,4 @@
-"""Stored rollouts whose judges are asked again, and what becomes of those without a verdict."""
+"""Stored rollouts whose judges are asked again, and what happens to those without a verdict."""
 
 from __future__ import annotations
 

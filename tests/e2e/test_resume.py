@@ -33,11 +33,11 @@ def final_weights(run: TinyRun, step: int) -> str:
 def test_a_run_that_was_renamed_is_resumed_under_its_new_name(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     assert run.finish(timeout_s=120).status == 0
-    anew = run.finish("--set", "continue_from_checkpoint=false", failpoints="train.after_step=raise@2", timeout_s=120)
-    assert anew.status == ExitCode.RUNTIME, anew.output
+    again = run.finish("--set", "continue_from_checkpoint=false", failpoints="train.after_step=raise@2", timeout_s=120)
+    assert again.status == ExitCode.RUNTIME, again.output
     jobs = sorted(path.name for path in run.job.parent.iterdir())
     assert len(jobs) == 2 and jobs[0] == "run" and jobs[1].startswith("run_2")
-    resumed = run.finish(*resume_words(anew.output), timeout_s=120)
+    resumed = run.finish(*resume_words(again.output), timeout_s=120)
     assert resumed.status == 0, resumed.output
     assert sorted(path.name for path in run.job.parent.iterdir()) == jobs, "no third job"
     record = json.loads((run.job.parent / jobs[1] / "run.json").read_text())

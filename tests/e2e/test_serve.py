@@ -91,7 +91,7 @@ def test_calls_of_a_run_that_go_on_are_one_experience_in_which_every_answer_is_t
     for seed in range(20):
         client = serving.client(f"chat{seed}")
         answers = _conversation(client, seed)
-        # A special token that this model happens to say is not in the text, so that nothing goes on from it exactly.
+        # A special token that this model happens to say is not in the text, so that nothing continues from it exactly.
         if all(len(answer.choices[0].message.content) == 4 for answer in answers):
             break
     assert client.feedback(1.0)["updated"] == 3  # of the task and the run, without ids

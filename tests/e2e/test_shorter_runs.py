@@ -140,7 +140,7 @@ def test_a_run_of_which_operators_drop_everything_is_not_complete_and_says_what_
     shown = CliRunner().invoke(app, ["show", str(made.job)])
     assert shown.exit_code == ExitCode.DATA and "E4070" in shown.output
     assert "rollouts of experience_buffer: 4 issued = 0 trained + 4 filtered/reward_filter" in shown.output
-    # It goes on with more tasks, also where an older version recorded it as done.
+    # It continues with more tasks, also where an older version recorded it as done.
     (made.job / "run.json").write_text(json.dumps(record | {"status": "done", "exit_code": 0, "training_step": 0}))
     again = RunOptions(
         overrides=[f"{pipeline}.operators=[]", "buffer.total_steps=2"], accepted_changes=["data_processor"]

@@ -160,7 +160,7 @@ def test_json_is_all_that_goes_to_the_output(run: TinyRun, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("values", "words", "said"),
     [
-        ({}, ("--stage", "second"), "no stage called 'second' of the file has tasks to attempt"),
+        ({}, ("--stage", "second"), "no stage called 'second' of the file has tasks to run"),
         ({"buffer__batch_size": "two"}, (), "buffer.batch_size"),
         ({"buffer__explorer_input__taskset__path": "nowhere.jsonl"}, (), "nowhere.jsonl"),
     ],
@@ -186,7 +186,7 @@ def test_a_stage_without_tasks_is_refused(run: TinyRun) -> None:
         },
     )
     status, output = tried(run)
-    assert status == ExitCode.USAGE and "error[E1920]: no stage of the file has tasks to attempt" in output, output
+    assert status == ExitCode.USAGE and "error[E1920]: no stage of the file has tasks to run" in output, output
     said = " ".join(output.split())
     assert "trains on a dataset (`buffer.trainer_input.experience_buffer`)" in said and "taskset" not in said
 

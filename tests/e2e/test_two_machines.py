@@ -1,5 +1,5 @@
 """A run over two machines of a Ray cluster that was started before it: who gets which GPU, what of the environment
-reaches the actors, and what becomes of the run when a machine leaves. The GPUs are numbers only."""
+reaches the actors, and what happens to the run when a machine leaves. The GPUs are numbers only."""
 
 from __future__ import annotations
 

@@ -76,6 +76,16 @@ def test_a_key_is_answered_with_values_and_default(name: str, expected: dict[str
     assert {key: found[key] for key in expected} == expected
 
 
+def test_a_key_is_answered_in_the_language_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    lines = asked("cluster.runtime").stdout.splitlines()
+    assert lines[0] == "cluster.runtime：各组件在哪里运行；local：在本进程中。"
+    assert "  取值：auto | local | ray" in lines and "  出处：本项目" in lines
+    english = asked("cluster.runtime", "--language", "en").stdout
+    assert english.startswith("cluster.runtime: Where the components run; local: this process.")
+    assert json.loads(asked("cluster.runtime", "--json").stdout)["description"] in lines[0]
+
+
 @pytest.mark.parametrize(
     ("name", "code", "meant"),
     [

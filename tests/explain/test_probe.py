@@ -1,4 +1,4 @@
-"""The gradient probe: every served algorithm, settings that move nothing and why, and what it leaves alone."""
+"""The gradient probe: every served algorithm, settings that have no effect and why, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_validate_prints_the_table_below_the_derived_values(tmp_path: Path) -> N
     assert result.exit_code == ExitCode.DONE, result.output
     (line,) = [line for line in result.output.splitlines() if "baseline_shift  " in line and "->" not in line]
     assert line.split()[1:3] == ["-0.2", "-0.25"]
-    assert "MOVES NOTHING" in result.output and result.output.rstrip().endswith("run.yaml: valid, 1 warning")
+    assert "NO EFFECT" in result.output and result.output.rstrip().endswith("run.yaml: valid, 1 warning")
     refused = CliRunner().invoke(app, [*words, "--set", "algorithm.repeat_times=1"])
     assert refused.exit_code == ExitCode.USAGE and "probe:" not in refused.output
 

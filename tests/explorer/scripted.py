@@ -70,7 +70,7 @@ def act(task: Task) -> list[Experience]:
 
 
 class Scripted(Workflow):
-    """Synchronous, built anew for every attempt."""
+    """Synchronous, built again for every attempt."""
 
     def __init__(self, *, task: Task, model: Any, auxiliary_models: list[Any] | None = None) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)

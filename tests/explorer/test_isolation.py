@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.difference("A runner that dies")
 def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_path: Path) -> None:
-    """A held interpreter lock, an exit and a segmentation fault, among tasks that go on and retries that succeed."""
+    """A held interpreter lock, an exit and a segmentation fault, among tasks that continue and retries that succeed."""
     tasks = [
         drastic(tmp_path, "hold", "hold", times=1),
         drastic(tmp_path, "exit", "exit"),

@@ -1,4 +1,4 @@
-"""Tasks that need not be waited for, deadlines from measured times, and reports of what the runners do."""
+"""Straggler tasks that may be abandoned, deadlines from measured times, and reports of what the runners do."""
 
 from __future__ import annotations
 

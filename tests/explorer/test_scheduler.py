@@ -57,7 +57,7 @@ def test_rewards_that_fail_and_that_are_stopped_are_counted_apart_and_never_a_ze
     assert {e.reward for e in result.experiences} == {1.0}
 
 
-@pytest.mark.difference("An attempt that fails or is late")
+@pytest.mark.difference("A rollout that fails or is late")
 def test_a_broken_rollout_is_dropped_and_counted_and_the_others_go_on(rollouts: Rollouts) -> None:
     tasks = [
         make(Scripted, 2, act="ok"),

@@ -65,7 +65,7 @@ def test_killed_parts_are_missed_and_continue_where_they_were(tmp_path: Path):
     assert parts.query("select state, count(*) from experience group by 1") == [("trained", 36)]
     assert parts.query("select count(*), count(distinct uid) from step_exp") == [(36, 36)]
     assert [line["step"] for line in parts.lines("trainer")] == list(range(1, 10))
-    # The kill came between the store's commit and the line of metrics: that is told.
+    # The kill came between the store's commit and the line of metrics: that is reported.
     assert [line["step"] for line in parts.lines("explorer")] == [1, 2, *range(4, 10)]
     assert "holds 2 lines of explorer and the checkpoint counts 3" in parts.output("explorer")
     # The fixed schedule with interval 2: explore step k is served by a version of at least the last even number below.

@@ -64,7 +64,7 @@ class Locked:
 
 @pytest.fixture(scope="module", autouse=True)
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
-    """The run begins before the other tests of this module, which go on while it waits; the last one looks at it."""
+    """The run begins before the other tests of this module, which continue while it waits; the last one looks at it."""
     run = TinyRun(tmp_path_factory.mktemp("locked")).change(
         buffer__total_steps=3, buffer__trainer_input__experience_buffer={"capacity": 4}
     )

@@ -42,7 +42,7 @@ def test_a_step_that_does_not_fit_shows_what_is_held_and_the_keys(tmp_path: Path
         worker.train_step(many, 2)
     for text in ("out of memory on cuda:0 in training step 2", "parameters", "most held by PyTorch", *OOM_KEYS):
         assert text in str(caught.value)
-    assert worker.train_step(few, 2)["actor/grad_norm"] > 0, "the worker goes on"
+    assert worker.train_step(few, 2)["actor/grad_norm"] > 0, "the worker continues"
 
 
 def test_an_engine_whose_weights_do_not_fit_names_the_explorers_keys(tmp_path: Path) -> None:

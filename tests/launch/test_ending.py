@@ -93,7 +93,7 @@ def test_rollouts_that_were_counted_and_cannot_be_read_are_told_to_be_missing(tm
     monitor(job, "explorer").log({"fate/issued": 4.0}, 20)
     (job / "config.yaml").write_text("project: p\nname: n\n")
     found = leave(job)
-    assert found["rollouts"] == {} and "what became of the rollouts: " in " ".join(found["notes"])
+    assert found["rollouts"] == {} and "what happened to the rollouts: " in " ".join(found["notes"])
     assert f"trinity export experience {job} -o experience.parquet" in [each["command"] for each in found["commands"]]
 
 

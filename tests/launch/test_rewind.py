@@ -1,4 +1,4 @@
-"""`resume_mode`: going back to an older checkpoint, and beginning anew."""
+"""`resume_mode`: going back to an older checkpoint, and beginning again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_run_goes_back_once_and_what_it_leaves_is_kept_aside(tmp_path: Path) -
     assert checkpoints.steps() == [2]
     assert (tmp_path / "job" / "global_step_6.left_1" / "w").read_text() == "first 6"
     newer = write(checkpoints, 4, "second 4")
-    assert rewound(checkpoints, target) == newer, "interrupted, the same command goes on"
+    assert rewound(checkpoints, target) == newer, "interrupted, the same command continues"
     assert rewound(checkpoints, newer) == newer
     assert rewound(checkpoints, target) == target, "asked for another one in between, it goes back again"
     assert (tmp_path / "job" / "global_step_4.left_2" / "w").read_text() == "second 4"

@@ -10,6 +10,7 @@ from trinity.common.config import ConfigErrors
 from trinity.common.config.given import yaml_text
 from trinity.common.config.reading import parse_text
 from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.explain.editor_schema import SCHEMA_FILE, SCHEMA_LINE
 from trinity.manager.draft import MISSING, Draft, checked, differences
 
 LR = ("algorithm", "optimizer", "lr")
@@ -48,11 +49,27 @@ def test_saving_replaces_what_was_read_from_there_and_nothing_else(tmp_path: Pat
     with pytest.raises(ConfigError, match="E1973"):
         read.save(file, "name: fourth\n", replaces=False)
     read.save(file, "name: fourth\n", replaces=True)
-    assert file.read_text() == "name: fourth\n"
+    assert file.read_text() == f"{SCHEMA_LINE}\nname: fourth\n"
     with pytest.raises(EnvironmentProblem, match=r"E3490.*is no folder"):
         read.save(tmp_path / "none" / "run.yaml", "", replaces=False)
     with pytest.raises(ConfigErrors):
         Draft.of_file(tmp_path / "none.yaml")
+
+
+def test_an_editor_knows_the_keys_of_a_saved_file_and_its_own_line_stays(tmp_path: Path) -> None:
+    file, own = tmp_path / "run.yaml", "# yaml-language-server: $schema=../mine.json"
+    file.write_text("name: a  # mine\n")
+    draft = Draft.of_file(file)
+    assert not draft.has_comments, "only whole lines are looked for"
+    draft.save(file, "name: b\n", replaces=False)
+    assert file.read_text() == f"{SCHEMA_LINE}\nname: b\n" and (tmp_path / SCHEMA_FILE).is_file()
+    file.write_text(f"{own}\nname: b\n")
+    draft = Draft.of_file(file)
+    assert not draft.has_comments
+    draft.save(file, "name: c\n", replaces=False)
+    assert file.read_text() == f"{own}\nname: c\n"
+    file.write_text(f"{own}\n# mine\nname: b\n")
+    assert Draft.of_file(file).has_comments
 
 
 def test_differences_are_what_is_written_and_is_not_the_default() -> None:

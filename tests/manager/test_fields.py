@@ -57,7 +57,7 @@ def test_names_are_unique_and_the_last_part_of_the_key_nearest_to_the_top() -> N
 )
 def test_kind_choices_limits_and_default_are_those_of_the_schema(key: str, kind: str, facts: dict[str, object]) -> None:
     field = fields_by_key()[key]
-    assert field.kind == kind and {name: getattr(field, name) for name in facts} == facts and field.help
+    assert field.kind == kind and {name: getattr(field, name) for name in facts} == facts and field.help()
 
 
 def test_a_value_that_a_widget_cannot_show_is_known() -> None:

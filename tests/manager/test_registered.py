@@ -140,7 +140,7 @@ def test_a_parameter_that_is_no_key_is_shown_checked_and_keeps_its_value(
     assert test.selectbox(key="flavour").value == "spicy"
     assert not test.button(key="_save").disabled
     checked(test.selectbox(key="flavour").select("none").run())
-    assert "To be mended first: flavour." in said(test)
+    assert "To be corrected first: flavour." in said(test)
     assert test.button(key="_save").disabled and test.button(key="_start").disabled
 
 

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import yaml
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 from streamlit.testing.v1 import AppTest
 
 from tests.e2e.tiny_run import TinyRun
 from tests.manager.studio_page import checked, expert, labels, opened, said, yaml_of
 from trinity.common.config import ConfigErrors
 from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.common.experience import EID, Experience
+from trinity.common.schema.sql_schema import Base, ExperienceModel
+from trinity.explain.editor_schema import SCHEMA_LINE
 from trinity.launch.estimation import estimate
 from trinity.launch.job import LOCK, LOCKS, RECORD, SAVED_CONFIG
 from trinity.manager import serving
@@ -21,6 +26,7 @@ from trinity.manager.fields import fields_by_key
 from trinity.manager.studio.compare import settings_that_differ, short_names
 from trinity.manager.studio.server import serve_studio
 from trinity.manager.studio.settings import StudioSettings
+from trinity.utils.locks import FileLock
 from trinity.utils.memory import shown_bytes
 
 EVALUATED = [
@@ -55,6 +61,21 @@ def job(folder: Path, *, lr: float, rewards: list[float], status: str = "done") 
     return folder
 
 
+def write_experiences(file: Path, *, run: str) -> None:
+    """Write the database of a run with six experiences."""
+    engine = create_engine(f"sqlite:///{file}")
+    Base.metadata.create_all(engine, tables=[Base.metadata.tables[name] for name in ("experience", "experience_blob")])
+    with Session(engine) as session:
+        for number in range(6):
+            experience = Experience(
+                eid=EID(1, 0, number, 0), tokens=[5, 6, 7, 8, 9], prompt_length=2, advantages=[0.25, 0.25, 0.0],
+                reward=number / 10, prompt_text="question", response_text=f"answer {number}", info={"model_version": 3},
+            )  # fmt: skip
+            session.add(ExperienceModel.from_experience(experience, run=run, buffer="b"))
+        session.commit()
+    engine.dispose()
+
+
 def charts(test: AppTest) -> int:
     return len(test.get("arrow_vega_lite_chart")) + len(test.get("vega_lite_chart"))
 
@@ -84,9 +105,8 @@ def test_a_beginner_writes_a_run_sees_its_yaml_and_saves_it(tmp_path: Path, monk
     assert "made.yaml was written." in said(test)
     written = yaml.safe_load((tmp_path / "made.yaml").read_text())
     assert written["buffer"]["explorer_input"]["taskset"]["path"] == "train.jsonl"
-    assert written["algorithm"] == {"repeat_times": 2, "optimizer": {"lr": 1e-3}} and yaml_of(test) in (
-        (tmp_path / "made.yaml").read_text(), (tmp_path / "made.yaml").read_text().rstrip("\n")
-    )  # fmt: skip
+    assert written["algorithm"] == {"repeat_times": 2, "optimizer": {"lr": 1e-3}}
+    assert (tmp_path / "made.yaml").read_text().rstrip("\n") == f"{SCHEMA_LINE}\n{yaml_of(test)}".rstrip("\n")
     assert run.tree["model"]["max_model_len"] == written["model"]["max_model_len"]
     checked(test.number_input(key="field:lr").set_value(None).run())
     assert "lr" not in yaml_of(test), "an empty field is not written"
@@ -166,6 +186,7 @@ def test_the_page_is_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.value for each in test.subheader][:2] == ["基本配置", "重要配置"] and test.title[
         0
     ].value == "Trinity 工作台"
+    assert any("项目名称；作业目录路径的第一级文件夹" in each.help for each in test.text_input)
     assert "模型 (model.model_path)" in labels(test) and test.radio(key="_form").options == ["初学者", "专家"]
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert AppTest.from_file(test._script_path, default_timeout=60).run().title[0].value == "Trinity 工作台"
@@ -181,7 +202,7 @@ def test_runs_have_state_curves_health_and_what_can_be_done(tmp_path: Path, monk
     assert list(rows["Run"]) == [str(tmp_path / "p" / name) for name in ("bad", "good")]
     assert list(rows["State"]) == ["failed", "done"] and list(rows["Step"]) == [2, 2]
     texts = [each.value for each in test.text]
-    assert texts[0] == "failed, Step 2" and "3: attempts made again" in texts[1] and charts(test) == 1
+    assert texts[0] == "failed, Step 2" and "3: rollouts made again" in texts[1] and charts(test) == 1
     assert not [each for each in test.button if each.key == "_resume_0"], "how it was started is not noted"
     checked(test.text_input(key="_folder").set_value(str(tmp_path / "none")).run())
     assert "There are no runs" in said(test)
@@ -225,3 +246,37 @@ def test_the_memory_of_a_run_is_that_of_the_command(run: TinyRun, monkeypatch: p
     assert sum(len(table) for table in tables) == sum(len(place.parts) for place in stage.places)
     checked(test.text_input(key="field:model_path").set_value("nowhere").run())
     assert not [each for each in test.text if "All processes together" in each.value]
+
+
+def test_a_run_that_goes_on_shows_its_pace_and_its_latest_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = job(tmp_path / "p" / "live", lr=1e-3, rewards=[0.1, 0.5], status="running")
+    (folder / SAVED_CONFIG).write_text("project: p\nname: live\n")
+    (folder / RECORD).write_text(json.dumps({"status": "running", "planned": {"trainer": 100}}))
+    trained = {"sample/staleness/mean": 1.0, "training/rollout_logprobs_diff_mean": 2e-7, "perf/time_per_step": 2.0}
+    trained |= {"perf/total_num_tokens": 5000, "fate/issued": 4}
+    lines = [{"actor": "trainer", "step": 40 + step, "time": 1000.0 + 3 * step, **trained} for step in range(11)]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "buffer").mkdir()
+    write_experiences(folder / "buffer" / "experience.db", run="p/live")
+    test = opened(monkeypatch, folder=str(tmp_path))
+    held = FileLock(folder / LOCK)
+    checked(test.radio(key="_page").set_value("runs").run())
+    held.release()
+    figures = {each.label: each.value for each in test.metric}
+    # Fifty steps are left, at three seconds each.
+    assert figures == {
+        "Step": "50 / 100", "Time left": "2:30", "Trained tokens/s": "2500", "Staleness": "1.0", "Mismatch": "2.0e-07",
+    }  # fmt: skip
+    shown = next(each.value for each in test.dataframe if "advantage" in each.value.columns)
+    assert list(shown["response"]) == ["answer 5", "answer 4", "answer 3", "answer 2"]
+    assert list(shown["reward"]) == [0.5, 0.4, 0.3, 0.2] and set(shown["weights"]) == {3}
+    assert abs(shown["advantage"][0] - 0.5 / 3) < 1e-6, "the mean over the response: 0.25, 0.25, 0"
+    checked(test.run())
+    assert not test.metric, "what has ended has no time left"
+    (folder / "buffer" / "experience.db").write_text("no database")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(lines[-1]) + "\n")
+    assert "the rollouts cannot be shown" in said(checked(test.run()))

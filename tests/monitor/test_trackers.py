@@ -117,7 +117,7 @@ def test_a_slow_start_is_told_while_the_run_goes_on(
         if caught:
             break
         time.sleep(0.01)
-    assert "monitor hanging has not answered for 0.3 s; the run goes on without waiting for it" in caught[0]
+    assert "monitor hanging has not answered for 0.3 s; the run continues without waiting for it" in caught[0]
     monitor.log({"x": 1.0}, 1)
     hanging.released.set()
     for _ in range(3000):

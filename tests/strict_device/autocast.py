@@ -1,6 +1,6 @@
 """Autocast on the strict device, with the lists of operations that CUDA has.
 
-The number type of an argument is changed where it is a float of the device, as in PyTorch's own kernels. Casts are not
+The data type of an argument is changed where it is a float of the device, as in PyTorch's own kernels. Casts are not
 kept for a second use within one context.
 """
 

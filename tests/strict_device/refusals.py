@@ -1,4 +1,4 @@
-"""What CUDA refuses: devices that do not fit, generators, deterministic mode, number types."""
+"""What CUDA refuses: devices that do not fit, generators, deterministic mode, data types."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise what CUDA raises for `op` with these arguments.
 
     Raises:
-        RuntimeError: it is refused; NotImplementedError, one of its kinds, where CUDA has no kernel for a number type.
+        RuntimeError: it is refused; NotImplementedError, one of its kinds, where CUDA has no kernel for a data type.
     """
     given = _named(op, args, kwargs)
     name = op._schema.name.partition("::")[2]

@@ -101,7 +101,7 @@ def test_weights_of_the_device_reach_an_engine_to_the_bit(
                 wanted = {name: tensor.cpu().clone() for name, tensor in live.items()}
                 ticket = transport.put(version, live, copy=True)
                 for tensor in live.values():
-                    tensor.add_(1.0)  # training goes on
+                    tensor.add_(1.0)  # training continues
                 await update_from(ticket, made, timeout_s=30.0)
                 assert made.model_version == version
                 targets = made._ready()[0].targets()

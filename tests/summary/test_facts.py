@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.summary.jobs import ACCURACY, REWARD, made_job, monitor
-from trinity.summary.curves import StageCurves, ends, read_curves, thinned
+from trinity.monitor.monitor import METRICS_FILE
+from trinity.summary.curves import GrowingCurves, StageCurves, ends, read_curves, thinned
 from trinity.summary.facts import (
     OF_EVALUATION,
     OF_TENTHS,
@@ -116,3 +118,50 @@ def test_the_newest_model_is_one_that_has_weights(tmp_path: Path) -> None:
         for name in names:
             (folder / name).touch()
     assert latest_hf_model(tmp_path) == tmp_path / "global_step_9" / "actor" / "huggingface"
+
+
+def test_curves_of_a_job_that_goes_on_are_those_of_its_file_whatever_becomes_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    growing, file = GrowingCurves(tmp_path), tmp_path / METRICS_FILE
+    assert growing.read() == StageCurves()
+    explorer, trainer = monitor(tmp_path, "explorer"), monitor(tmp_path, "trainer")
+    for step in range(1, 8):
+        explorer.log({REWARD: step / 10, "time/explore_step": 0.5, "fate/issued": step}, step)
+        trainer.log({"actor/final_loss": 1.0, "perf/total_num_tokens": 50.0}, step)
+        assert growing.read() == read_curves(tmp_path) and growing.read() is growing.read()
+    assert growing.read().num_tokens == 350.0 and growing.read().has_fates
+    explorer.truncate({"lines": 3})  # back to a checkpoint: the file is another one
+    assert growing.read() == read_curves(tmp_path) and len(growing.read().reward) == 3
+    whole, half = file.read_bytes(), b'{"actor": "explorer", "step": 4, "rollout/rew'
+    file.write_bytes(whole + half)
+    assert growing.read() == read_curves(tmp_path), "half a line is not there yet"
+    file.write_bytes(whole + half + b'ard/mean": 9.0}\nbroken\n')
+    assert growing.read() == read_curves(tmp_path) and growing.read().reward[-1] == (4, 9.0)
+    assert "1 damaged lines" in caplog.text
+    file.write_bytes(whole[: len(whole) // 2].rpartition(b"\n")[0] + b"\n" + whole)  # in place, and as long
+    assert growing.read() == read_curves(tmp_path)
+    file.unlink()
+    assert growing.read() == StageCurves()
+
+
+def test_a_line_is_read_once(tmp_path: Path) -> None:
+    growing, file = GrowingCurves(tmp_path), tmp_path / METRICS_FILE
+    trainer = monitor(tmp_path, "trainer")
+    for step in range(1, 10):
+        trainer.log({"actor/final_loss": 1.0}, step)
+    growing.read()
+    data = file.read_bytes()
+    with open(file, "r+b") as changed:  # what lies far behind is not looked at again
+        changed.write(data.replace(b'"actor/final_loss": 1.0', b'"actor/final_loss": 8.0', 1))
+    trainer.log({"actor/final_loss": 2.0}, 10)
+    assert [value for _, value in growing.read().loss] == [1.0] * 9 + [2.0]
+    assert read_curves(tmp_path).loss[0] == (1, 8.0)
+
+
+def test_the_pace_is_the_usual_time_of_a_step(tmp_path: Path) -> None:
+    times = [0.0, 2.0, 4.0, 1000.0, 1002.0, 1004.0]  # it stood still once
+    lines = [{"actor": "trainer", "seq": n, "step": n + 1, "time": time} for n, time in enumerate(times)]
+    lines.append({"actor": "trainer", "seq": 6, "step": 6, "time": 1500.0})  # the same step again: an evaluation
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_curves(tmp_path).pace == {"trainer": 2.0}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from trinity.summary.curves import StageCurves
 from trinity.summary.facts import (
@@ -21,7 +23,7 @@ from trinity.summary.facts import (
 from trinity.summary.page import MOST_CHARACTERS, page
 from trinity.summary.picture import drawn, panel_of, panels_of, ticks
 from trinity.summary.table import MOST_METRICS, command, summary_lines
-from trinity.summary.words import PARTS, WORDS, is_chinese, reason_of
+from trinity.summary.words import PARTS, TABLE, WORDS, is_chinese, reason_of
 
 SCORE = "eval/held/accuracy/mean@1"
 SUMMARY = JobSummary(
@@ -71,7 +73,7 @@ def test_the_lines_hold_every_fact(monkeypatch: pytest.MonkeyPatch) -> None:
         "time explore 30.0 s; train 20.5 s",
         "tokens 12,000 generated",
         "report jobs/run/report.html",
-        f"next {command('trinity')} resume jobs/run # go on from the last checkpoint",
+        f"next {command('trinity')} resume jobs/run # continue from the last checkpoint",
         "missing the reason",
     ]
 
@@ -170,13 +172,13 @@ def test_the_language_is_that_of_the_first_variable_that_is_set() -> None:
 
 
 def test_each_panel_of_a_picture_has_its_place() -> None:
-    learnt = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={SCORE: [(0, 0.5)]}, length=[(1, 3.0), (2, 4.0)])
-    assert panel_of("rft", learnt).bounds == (0.0, 1.05)
+    learned = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={SCORE: [(0, 0.5)]}, length=[(1, 3.0), (2, 4.0)])
+    assert panel_of("rft", learned).bounds == (0.0, 1.05)
     assert panel_of("rft", StageCurves(reward=[(1, -1.0)])).bounds is None
     assert panel_of("sft", StageCurves(loss=[(1, 2.0), (2, 0.5)])).is_log
     assert not panel_of("own", StageCurves(loss=[(1, 2.0), (2, -0.5)])).is_log
     assert panels_of("none", StageCurves()) == []
-    content = drawn(panels_of("rft", learnt))
+    content = drawn(panels_of("rft", learned))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     # The header holds the width: two panels of 600 pixels.
     assert int.from_bytes(content[16:20], "big") == 1200
@@ -187,3 +189,18 @@ def test_ticks_are_round_and_few() -> None:
     assert ticks(0, 3, least=1.0) == [0.0, 1.0, 2.0, 3.0]
     assert ticks(-0.3, 0.3) == [-0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3]
     assert ticks(5, 5) == [5]
+
+
+def test_the_lines_are_in_chinese_for_those_who_read_it_and_stand_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    lines = summary_lines(SUMMARY, is_chinese=True)
+    assert lines[0] == "jobs/run 的摘要: 已停止, 训练步 8, 探索步 9, 61.2 s"
+    told = "\n".join(lines)
+    assert "{" not in told and "16 中的 4：failed/timeout，到期限仍未完成" in told and "# 从最近的检查点继续" in told
+    # No English word is left over but the name of a fate.
+    assert not [
+        text.en for name, text in TABLE.items() if len(text.en) > 6 and name != "trained" and f" {text.en} " in told
+    ]
+    arrows = {cell_len(line[: line.index("->")]) for line in lines[2:4]}
+    values = {cell_len(line[: re.match(r"  \S+ +", line).end()]) for line in lines[4:9] if re.match(r"  \S+ +", line)}
+    assert len(arrows) == 1 and values == {16}, "what is two columns wide counts twice"

@@ -117,7 +117,7 @@ def test_a_number_that_a_rewound_trainer_gives_again_brings_the_new_weights(
         await served.take_newest()
         assert served.pop_times() == {}, "what it serves is not read again"
 
-        # And back behind all that was published: the explorer does not go on with what is lost.
+        # And back behind all that was published: the explorer does not continue with what is lost.
         await again.restore(kept, None, weights={kept: {"w": WEIGHTS["w"] * kept}}, explorer="explorer")
         await served.take_newest()
         assert engine.model_version == kept and torch.equal(engine.weights["w"], WEIGHTS["w"] * kept)
@@ -130,7 +130,7 @@ def test_a_number_that_a_rewound_trainer_gives_again_brings_the_new_weights(
 def test_whenever_a_trainer_removes_or_replaces_a_version_the_newest_can_be_read(
     tmp_path: Path, store: ExperienceStore, kept: int, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """An explorer looks anew after every removal of a folder, with the removals still to come."""
+    """An explorer looks again after every removal of a folder, with the removals still to come."""
     looks: list[int] = []
 
     def look() -> None:

@@ -213,7 +213,7 @@ def test_whoever_stops_waiting_for_a_lent_version_leaves_a_copy_to_the_next(tran
 
 
 def test_versions_before_a_lent_one_are_not_asked_for_by_a_checkpoint():
-    """The explorer has gone on since it last reported, as one that continues after a kill has."""
+    """The explorer has continued since it last reported, as one that continues after a kill has."""
 
     async def scenario() -> dict[int, object]:
         synchronizer, engine = make(), WeightHolder()

@@ -111,7 +111,7 @@ def make_experiences(
 def make_episodes(*, episodes: int = 2, turns: int = 3, samples: int = 1, seed: int = 0) -> list[Experience]:
     """Return the turns of random episodes: a prompt is the last prompt, its response and an observation.
 
-    Of several samples a turn, the first goes on.
+    Of several samples a turn, the first continues.
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -254,12 +254,12 @@ def test_peft_reads_what_a_checkpoint_holds(make_config: Maker, model_path: Path
 
 
 WRONG = {
-    "no such map": (["q_prj", "v_proj"], "'q_prj' matches no linear map of the model; there are down_proj, gate_proj, "
-                    "k_proj, o_proj, q_proj, up_proj, v_proj; did you mean q_proj?"),
+    "no such map": (["q_prj", "v_proj"], "'q_prj' matches no linear layer of the model; there are down_proj, "
+                    "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; did you mean q_proj?"),
     "a regular expression": ("q_proj", "a string is a regular expression of whole names such as model.layers.0."),
     "a broken expression": ("(q", "'(q' is not a regular expression"),
-    "no linear map": (["q_proj", "norm"], "'norm' matches no linear map"),
-    "the output layer": (".*(lm_head|q_proj)", "matches lm_head, which is no linear map inside the model"),
+    "no linear layer": (["q_proj", "norm"], "'norm' matches no linear layer"),
+    "the output layer": (".*(lm_head|q_proj)", "matches lm_head, which is no linear layer inside the model"),
 }  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def test_excluded_modules_get_no_adapter(make_config: Maker) -> None:
     made = worker(make_config(model={"lora_configs": [{"exclude_modules": ["down_proj", "o_proj"]}]}))
     names = {name.split(".")[-4] for name, p in made.model.named_parameters() if p.requires_grad}
     assert names == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
-    with pytest.raises(ConfigError, match=r"exclude_modules: 'o_prj' matches no linear map.*did you mean o_proj\?"):
+    with pytest.raises(ConfigError, match=r"exclude_modules: 'o_prj' matches no linear layer.*did you mean o_proj\?"):
         worker(make_config(model={"lora_configs": [{"exclude_modules": ["o_prj"]}]}))
     everything = {"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}
     with pytest.raises(ConfigError, match="PEFT cannot make this adapter") as caught:
@@ -318,7 +318,7 @@ def test_checkpoint_of_the_other_kind_is_refused(make_config: Maker, tmp_path: P
     for made, folder, message in (
         (adapter, "whole", "holds whole weights and this run trains an adapter; remove model.lora_configs"),
         (whole, "adapter", "holds an adapter and this run trains whole weights; write model.lora_configs as it was"),
-        (other, "adapter", r"adapter of rank 4 in 14 linear maps; model.lora_configs\[0\] makes one of rank 2 in 2"),
+        (other, "adapter", r"adapter of rank 4 in 14 linear layers; model.lora_configs\[0\] makes one of rank 2 in 2"),
     ):
         with pytest.raises(CheckpointError, match=message) as caught:
             made.load(tmp_path / folder)
@@ -344,9 +344,9 @@ def test_existing_adapters_that_do_not_fit_are_refused(make_config: Maker, model
     file.write_text(json.dumps(config | {"r": 5}))
     refused(folder, "E3119", r"28 tensors differ, first base_model.*: the model takes \(5, 128\), the adapter has \(4,")
     file.write_text(json.dumps(config | {"use_dora": True, "bias": "all"}))
-    refused(folder, "E3119", "sets bias, use_dora; only plain LoRA in linear maps")
+    refused(folder, "E3119", "sets bias, use_dora; only plain LoRA in linear layers")
     file.write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
-    refused(folder, "E3119", "sets init_lora_weights pissa; only plain LoRA in linear maps")
+    refused(folder, "E3119", "sets init_lora_weights pissa; only plain LoRA in linear layers")
     file.write_text("{")
     refused(folder, "E3118", "cannot read the adapter")
 

@@ -19,7 +19,7 @@ SHARING = Sharing(prefixes=True)
 
 @st.composite
 def families_of_rows(draw: st.DrawFn, *, longest: int = 60) -> list[Experience]:
-    """Return rows that grow out of each other: each begins with a part of an earlier row, or anew."""
+    """Return rows that grow out of each other: each begins with a part of an earlier row, or again."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     tokens: list[torch.Tensor] = []
     experiences = []

@@ -101,7 +101,7 @@ def test_a_store_that_is_gone_is_told_and_counted_and_the_next_checkpoint_brings
         uploads.offer(1)
         uploads.finish()
     assert "[E3610]" not in caplog.text and "checkpoint of step 1 is not copied to s3://" in caplog.text
-    assert "training goes on" in caplog.text and "those of the steps 1" in caplog.text
+    assert "training continues" in caplog.text and "those of the steps 1" in caplog.text
     assert (
         uploads.metrics()["perf/checkpoint/upload_failures"]
         == 1.0
@@ -153,6 +153,6 @@ def test_a_server_that_is_down_delays_neither_the_beginning_nor_the_end(
     uploads = CheckpointUploads(tmp_path, f"{bucket}/job", patience=Patience(timeout_s=0.5, attempts=1))
     uploads.begin()
     uploads.finish(lambda: True)
-    assert "training goes on, and it is tried again with each checkpoint" in caplog.text
+    assert "training continues, and it is tried again with each checkpoint" in caplog.text
     assert "3 of the checkpoints are not copied" in caplog.text and "those of the steps 1, 2, 3" in caplog.text
     fsspec.get_filesystem_class("s3").clear_instance_cache()

@@ -40,7 +40,7 @@ def test_a_wait_names_its_key_at_the_deadline() -> None:
 
 
 def test_a_cancellation_that_meets_the_result_is_not_lost() -> None:
-    """A loop that is cancelled between two rounds would otherwise go on, and who waits for its end with it."""
+    """A loop that is cancelled between two rounds would otherwise continue, and who waits for its end with it."""
 
     async def main() -> None:
         for wait in (lambda answer: within(answer, 60), lambda answer: bounded(answer, 60, what="it", setting="a.key")):

@@ -28,7 +28,7 @@ print(faults())
 def test_freed_memory_is_used_again_without_new_pages() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    # Twenty times 12 MiB are 61 440 pages of 4 KiB if every tensor is mapped anew.
+    # Twenty times 12 MiB are 61 440 pages of 4 KiB if every tensor is mapped again.
     assert int(done.stdout) < 6000
 
 

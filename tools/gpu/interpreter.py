@@ -3,7 +3,7 @@
 Usage: PYTHON tools/gpu/interpreter.py VENV
 
 Prints its path. Of PYTHON, VENV and VENV-gpu it is the one that has most of what is needed. What that lacks is
-installed into VENV-gpu, which sees the packages of the other; without a network, things go on with what is there.
+installed into VENV-gpu, which sees the packages of the other; without a network, things continue with what is there.
 Exit status 3: none of them has torch and transformers. It needs nothing but Python.
 """
 

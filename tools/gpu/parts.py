@@ -23,7 +23,7 @@ def parts_of(device: str, *, is_tiny: bool) -> list[Part]:
              (*module, "tools.gpu.suite", "{out}", *where, *files), 160, 220),
         Part("small benchmark", "decoding, training and sync of 0.5B parameters against their limits",
              (*benchmark, *(small or ("--shapes", "0.5B", "--collective"))), 40, 60),
-        Part("quickstart", "learns, and twice to the same bits",
+        Part("quickstart", "learns, twice with bitwise identical results",
              (*module, "tools.gpu.quickstart", "{out}", *small), 90, 150),
         Part("4B benchmark", "the same of 4B parameters, or of what fits",
              (*benchmark, *(small or ("--shapes", "4B", "1.7B", "--first-that-fits"))), 110, 150),

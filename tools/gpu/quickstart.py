@@ -1,4 +1,4 @@
-"""The quickstart, twice at the same time: it has to learn, and both have to end with the same bits.
+"""The quickstart, twice at the same time: it has to learn, and both have to end bitwise identical.
 
 Usage: python -m tools.gpu.quickstart OUT [--tiny]
 

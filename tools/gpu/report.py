@@ -59,7 +59,7 @@ class Report:
     started: float = field(default_factory=time.monotonic)
 
     def write(self) -> None:
-        """Write it anew."""
+        """Write it again."""
         self.values["seconds"] = round(time.monotonic() - self.started, 1)
         write_json(self.file, self.values)
 

@@ -47,7 +47,7 @@ def run(out: Path, files: list[str], *, marker: str, limit_s: float) -> bool:
         write_json(out / "figures.json", counts(recorded(record)))
         if is_whole or _begun(record) == begun:
             break
-        print(f"the tests' process ended with {status}; the rest goes on in another one", flush=True)
+        print(f"the tests' process ended with {status}; the rest continues in another one", flush=True)
     tests = recorded(record)
     return is_whole and bool(tests) and all(test["outcome"] in FINE for test in tests)
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--limit-s", type=float, default=60.0, help="longest that a test may take")
     arguments = parser.parse_args()
-    marker = "gpu" if arguments.device == "cuda" else "not gpu"
+    marker = "gpu" if arguments.device == "cuda" else "not gpu and not nightly"
     sys.exit(not run(arguments.out, arguments.files or marked_files(), marker=marker, limit_s=arguments.limit_s))
 
 

@@ -186,7 +186,7 @@ class SFTFormatter(_ChatFormatter):
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the tokens of a row.
 
-        The last answer is learnt, or all answers with `enable_concatenated_multi_turn`.
+        The last answer is learned, or all answers with `enable_concatenated_multi_turn`.
 
         Raises:
             DataError: a template that writes no answer or rewrites earlier turns (E4021), or images that cannot be
@@ -217,7 +217,7 @@ class SFTFormatter(_ChatFormatter):
         if self.images is None:
             raise DataError("the row has an image, and the model reads none here", code="E4035")
         if has_images(messages[-1:]) or (is_all and answers_have_images(messages)):
-            raise DataError("an image stands where answers are learnt; it must stand before the first", code="E4035")
+            raise DataError("an image stands where answers are learned; it must stand before the first", code="E4035")
         return self.images.split(messages)
 
     def _with_images(self, row: TokenizedRow, pictures: list[Picture]) -> TokenizedRow:
@@ -274,7 +274,7 @@ class DPOFormatter(_ChatFormatter):
 
 
 class CPTFormatter:
-    """Turns a text into a row whose tokens but the first are all learnt.
+    """Turns a text into a row whose tokens but the first are all learned.
 
     Args:
         fmt: names of the columns.

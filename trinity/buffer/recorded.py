@@ -55,9 +55,9 @@ class RecordedFormatter:
 
 
 def tokenized(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
-    """Return the tokens of an experience, and which of them are learnt.
+    """Return the tokens of an experience, and which of them are learned.
 
-    The tokens that its policy produced are learnt.
+    The tokens that its policy produced are learned.
 
     Raises:
         DataError: there are none, it is a pair, has images, or a token that the tokenizer does not know (E4025).

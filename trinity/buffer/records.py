@@ -120,13 +120,30 @@ class Records:
 
         Args:
             row: one of them.
-            most: of them.
+            most: of them; those that were appended nearest to it.
         """
-        table = ExperienceModel
-        same = [getattr(table, name) == getattr(row, name) for name in ("run", "stage", "buffer", "task_id")]
-        asked = select(table).where(*same).order_by(table.run_id, table.id).limit(most)
+        return self._near(row, ("stage", "buffer"), most=most)
+
+    def rollout(self, row: ExperienceModel, *, most: int) -> list[ExperienceModel]:
+        """Return the turns of a rollout, without payloads.
+
+        Args:
+            row: one of them.
+            most: of them; those that were appended nearest to it.
+        """
+        return self._near(row, ("stage", "buffer", "run_id"), most=most)
+
+    def whole(self, rows: Sequence[ExperienceModel]) -> list[ExperienceModel]:
+        """Return experiences with their payloads, in this order.
+
+        None where the payloads together would take more than `PAGE_BYTES`.
+        """
+        if sum(row.payload_bytes or 0 for row in rows) > PAGE_BYTES:
+            return []
         with self._session() as session:
-            return list(session.scalars(asked.options(_LIGHT)))
+            found = session.scalars(select(ExperienceModel).where(ExperienceModel.id.in_([row.id for row in rows])))
+            by_id = {row.id: row for row in found}
+        return [by_id[row.id] for row in rows if row.id in by_id]
 
     def of_step(self, run: str, step: int, *, buffer: str) -> list[ExperienceModel]:
         """Return what a training step used, in the order of its batch."""
@@ -159,7 +176,7 @@ class Records:
             return list(session.scalars(select(row).where(*own).order_by(row.id)))
 
     def fates(self, run: str) -> dict[str, Fates]:
-        """Return what became of the rollouts of a run, by buffer.
+        """Return what happened to the rollouts of a run, by buffer.
 
         It is empty for a database of a version that did not count them.
 
@@ -175,6 +192,22 @@ class Records:
                 select(row.stage, row.buffer).where(row.run == run).distinct().order_by(row.buffer)
             )
             return {buffer: fates.of_buffer(connection, Scope(run, stage, buffer)) for stage, buffer in scopes.all()}
+
+    def _near(self, row: ExperienceModel, names: Sequence[str], *, most: int) -> list[ExperienceModel]:
+        """Return experiences of a task in which these columns are the same.
+
+        The index of tasks gives the next ones on both sides, however many a task has.
+        """
+        table = ExperienceModel
+        # Not as a condition of its own: an index that begins with the run would be sorted for the ids.
+        same = [table.task_id == row.task_id, table.run.concat("") == row.run]
+        asked = select(table).where(*same, *(getattr(table, name) == getattr(row, name) for name in names))
+        with self._session() as session:
+            older = asked.where(table.id < row.id).order_by(table.id.desc())
+            later = asked.where(table.id >= row.id).order_by(table.id)
+            before, after = (list(session.scalars(part.limit(most).options(_LIGHT))) for part in (older, later))
+        number = min(len(before), max(most // 2, most - len(after)))
+        return sorted([*before[:number], *after[: most - number]], key=lambda each: (each.run_id, each.id))
 
     def _used(self, *conditions: ColumnElement[bool]) -> list[ExperienceModel]:
         row, used = ExperienceModel, StepExperienceModel

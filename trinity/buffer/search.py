@@ -1,14 +1,14 @@
 """Search for experiences, the newest first, that ends in time.
 
-What an index knows (run, buffer, state, task, training step) is looked up. For the rest (reward, text, anything beside
-a task) the log, or what it has of the task, is read backwards until enough is found or the time is over; then the
-search says where it has stopped.
+What an index knows (run, buffer, state, task, training step) is looked up. For the rest (reward, text, reason of a drop
+or anything beside a task) the log, or what it has of the task or has dropped, is read backwards until enough is found
+or the time is over; then the search says where it has stopped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ _FIRST_BLOCK = 256
 _BLOCK_S = (0.02, 0.05)  # a shorter block is followed by one twice as long, a longer one by half of it
 _MOST_NAMED = 8_192  # ids in one statement
 _SCOPE = ("run", "stage", "buffer")
+_Newest = Callable[[int | None, int], list[int]]
+"""Gives the largest ids that an index has: those below one, and how many."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def search(session: Session, wanted: Wanted, *, most: int = MOST, seconds: float
     if wanted.step is not None:
         ids = [number for each in _of_step(session, wanted) for number in session.scalars(each.limit(most + 1))]
     elif wanted.task and wanted != Wanted(task=wanted.task, below=wanted.below):
-        return _of_task(session, wanted, most=most, deadline=time.monotonic() + seconds)
+        return _along(session, wanted, _of_task(session, wanted), most=most, deadline=time.monotonic() + seconds)
+    elif wanted.reason:
+        return _along(session, wanted, _dropped(session, wanted), most=most, deadline=time.monotonic() + seconds)
     elif wanted.is_loose:
         return _backwards(session, wanted, most=most, deadline=time.monotonic() + seconds)
     elif wanted.run or wanted.buffer or wanted.states:
@@ -86,26 +90,46 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
     return Found(ids)
 
 
-def _of_task(session: Session, wanted: Wanted, *, most: int, deadline: float) -> Found:
-    """Return what of a task's experiences meets the other conditions, too.
+def _along(session: Session, wanted: Wanted, newest: _Newest, *, most: int, deadline: float) -> Found:
+    """Return the experiences of an index that meet the other conditions, too.
 
-    The index of tasks gives the next ones, and those are looked at: however many a task has, a block is short.
+    The index gives the next ones, and those are looked at: however many it has, a block is short.
     """
     row, rest = ExperienceModel, replace(wanted, task="", below=None).conditions(is_read=True)
-    newest = select(row.id).where(row.task_id == wanted.task).order_by(row.id.desc())
-    upper = wanted.below or (session.scalar(newest.limit(1)) or 0) + 1
+    upper = wanted.below or next(iter(newest(None, 1)), 0) + 1
     size, ids = _FIRST_BLOCK, list[int]()
     while True:
         started = time.monotonic()
         if started >= deadline:
             return Found(ids, upper)
-        block = list(session.scalars(newest.where(row.id < upper).limit(size)))
+        block = newest(upper, size)
         if not block:
             return Found(ids)
         ids += session.scalars(select(row.id).where(row.id.in_(block), *rest).order_by(row.id.desc()))
         if len(ids) > most:
             return Found(ids[:most], ids[most - 1])
         upper, size = block[-1], min(_next_size(size, time.monotonic() - started), _MOST_NAMED)
+
+
+def _of_task(session: Session, wanted: Wanted) -> _Newest:
+    return lambda below, size: _first(session, ExperienceModel.task_id == wanted.task, below=below, size=size)
+
+
+def _dropped(session: Session, wanted: Wanted) -> _Newest:
+    parts = list(_of_states(session, replace(wanted, states=(DROPPED,))))
+
+    def newest(below: int | None, size: int) -> list[int]:
+        found = (number for part in parts for number in _first(session, part, below=below, size=size))
+        return sorted(found, reverse=True)[:size]
+
+    return newest
+
+
+def _first(session: Session, part: ColumnElement[bool], *, below: int | None, size: int) -> list[int]:
+    """Return the largest ids of a range of an index."""
+    row = ExperienceModel
+    older = () if below is None else (row.id < below,)
+    return list(session.scalars(select(row.id).where(part, *older).order_by(row.id.desc()).limit(size)))
 
 
 def _next_size(size: int, spent: float) -> int:

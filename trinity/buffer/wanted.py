@@ -26,6 +26,7 @@ class Wanted:
         run: `project/name`; empty: of all runs.
         step: a training step that used them; None: any, and none.
         below: they have smaller ids; None: any.
+        reason: why they were dropped, as `stale`; empty: anything.
     """
 
     buffer: str = ""
@@ -37,6 +38,7 @@ class Wanted:
     run: str = ""
     step: int | None = None
     below: int | None = None
+    reason: str = ""
 
     @property
     def is_loose(self) -> bool:
@@ -66,6 +68,8 @@ class Wanted:
             conditions.append(row.state.in_(self.states))
         if self.task:
             conditions.append(row.task_id == self.task)
+        if self.reason:
+            conditions.append(row.drop_reason == self.reason)
         if self.text:
             texts = (row.prompt_text, row.response_text)
             conditions.append(or_(*(text.contains(self.text, autoescape=True) for text in texts)))

@@ -42,7 +42,7 @@ def show(
     config: ConfigFile = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     effective_loss: Annotated[
-        bool, typer.Option("--effective-loss", help="Show the loss that each stage amounts to, with numbers.")
+        bool, typer.Option("--effective-loss", help="Show the loss of each stage as a formula, with numbers.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     set_: Overrides = None,

@@ -40,7 +40,7 @@ def debug(
         bool,
         typer.Option("--profile", "--enable-profiling", "--enable_profiling", help="Write where the time is spent."),
     ] = False,
-    tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks to attempt.")] = 1,
+    tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks to run.")] = 1,
     port: Annotated[
         int | None,
         typer.Option(
@@ -57,7 +57,7 @@ def debug(
 ) -> None:
     """Keep an engine in one terminal, and try a workflow in another.
 
-    `--module inference_model` serves the file's models until Ctrl-C; `--module workflow` attempts a task with them;
+    `--module inference_model` serves the file's models until Ctrl-C; `--module workflow` runs a task with them;
     `--module viewer` shows in a browser what the attempt wrote, until Ctrl-C.
     """
     from trinity.launch.trial.stage import TrialOptions

@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Look at packages, GPUs, limits, folders and network of this machine.
 
-    Ends with 3 if something must be mended first. Nothing is left behind, and no other machine is asked.
+    Ends with 3 if something must be corrected first. Nothing is left behind, and no other machine is asked.
     """
     from trinity.preflight.doctor import looks
     from trinity.preflight.doctor.look import ERROR, WARNING

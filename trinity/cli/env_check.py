@@ -19,7 +19,7 @@ def env_check(
     tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks, the first ones of a run.")] = 4,
     repetitions: Annotated[int, typer.Option("--repetitions", min=2, help="Passes in which leaks are looked for.")] = 5,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds for an attempt; the file's if they are fewer.")
+        float, typer.Option("--timeout", min=0.1, help="Seconds for a rollout; the file's if they are fewer.")
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stage: StageName = None,

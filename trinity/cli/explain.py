@@ -1,9 +1,10 @@
-"""`trinity explain`: what a code or a key means."""
+"""`trinity explain`: what a code, a key or a metric means."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import os
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,17 +18,28 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="CODE|KEY", help="Such as E1203, or algorithm.repeat_times.", autocompletion=codes_and_keys
+            metavar="CODE|KEY|METRIC",
+            help="Such as E1203, algorithm.repeat_times or actor/kl_loss.",
+            autocompletion=codes_and_keys,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    language: Annotated[
+        Literal["en", "zh"] | None,
+        typer.Option(help="Of the text of a key or metric; codes are in English. Default: of LANG."),
+    ] = None,
 ) -> None:
-    """Say what a code of an error or warning, or a key, means."""
+    """Say what a code of an error or warning, a key or a metric means."""
     from trinity.explain.code_messages import CODE
+    from trinity.summary.words import is_chinese
 
     code = name.strip("[]").upper()
     with ended_with():
-        found = _code(code) if CODE.fullmatch(code) else _key(name)
+        spoken = language or ("zh" if is_chinese(os.environ) else "en")
+        if CODE.fullmatch(code):
+            found = _code(code)
+        else:
+            found = _metric(name, spoken) if "/" in name else _key(name, spoken)
     lines = found.pop("lines")
     typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
 
@@ -58,8 +70,15 @@ def _code(code: str) -> dict[str, Any]:
     return found | {"lines": lines}
 
 
-def _key(name: str) -> dict[str, Any]:
+def _key(name: str, language: str) -> dict[str, Any]:
     from trinity.explain.keys import explained_key, key_lines
 
-    found = explained_key(name)
-    return found | {"lines": list(key_lines(found))}
+    found = explained_key(name, language)
+    return found | {"lines": list(key_lines(found, language))}
+
+
+def _metric(name: str, language: str) -> dict[str, Any]:
+    from trinity.explain.metrics import explained_metric, metric_lines
+
+    found = explained_metric(name, language)
+    return found | {"lines": list(metric_lines(found, language))}

@@ -58,10 +58,11 @@ def runs(
 
 
 def status(job: Job, as_json: AsJson = False) -> None:
-    """Show the state of a run, and what it amounts to once it has ended."""
+    """Show the state of a run, and its summary once it has ended."""
     from trinity.launch.ending import job_summary
     from trinity.launch.jobs import job_state
     from trinity.summary.table import summary_lines
+    from trinity.summary.words import is_chinese
 
     with ended_with():
         found = job_state(job)
@@ -78,9 +79,9 @@ def status(job: Job, as_json: AsJson = False) -> None:
     typer.echo(f"  checkpoints: {kept}")
     for part in found.parts:
         if part.command and not part.is_running and part.status != "done":
-            typer.echo(f"  go on with: trinity resume {job}{f' --part {part.name}' if part.name else ''}")
+            typer.echo(f"  continue with: trinity resume {job}{f' --part {part.name}' if part.name else ''}")
     if summary is not None:
-        typer.echo("\n".join(summary_lines(summary)))
+        typer.echo("\n".join(summary_lines(summary, is_chinese=is_chinese(os.environ))))
 
 
 def log(
@@ -127,7 +128,7 @@ def stop(
     for each in stopped:
         typer.echo(f"stopped: {each.name or job} ({each.holder})")
     kept = after.checkpoints[-1:]
-    typer.echo(f"last checkpoint: {f'step {kept[0]}' if kept else 'none'}; go on with: trinity resume {job}")
+    typer.echo(f"last checkpoint: {f'step {kept[0]}' if kept else 'none'}; continue with: trinity resume {job}")
 
 
 def resume(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trinity.utils.printable import printable
+
 if TYPE_CHECKING:
     from trinity.common.experience import Experience
     from trinity.launch.trial.rollouts import Rollout
@@ -96,5 +98,4 @@ def _tokens(experience: Experience, words: Mapping[int, str]) -> Iterator[str]:
 
 def indented(text: str) -> str:
     """Return a text below its title; what a terminal would obey is escaped."""
-    safe = "".join(c if c in "\n\t" or c.isprintable() else ascii(c)[1:-1] for c in text)
-    return "\n".join(INDENT + line for line in safe.split("\n"))
+    return "\n".join(INDENT + line for line in printable(text).split("\n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -90,18 +91,20 @@ def run_config(path: Path, options: RunOptions) -> RunResult:
 
 
 def summaries(options: RunOptions) -> list[str]:
-    """Return the lines that say what each stage of a run amounts to.
+    """Return the lines of the summary of each stage of a run.
 
     None with `--quiet`.
     """
     from trinity.launch.ending import job_summary
     from trinity.summary.facts import SUMMARY_NAME
     from trinity.summary.table import summary_lines
+    from trinity.summary.words import is_chinese
 
     if options.is_quiet:
         return []
     left = [job_dir for job_dir in options.job_dirs if (job_dir / SUMMARY_NAME).exists()]
-    return [line for job_dir in left for line in (*summary_lines(job_summary(job_dir)), "")]
+    in_chinese = is_chinese(os.environ)
+    return [line for job_dir in left for line in (*summary_lines(job_summary(job_dir), is_chinese=in_chinese), "")]
 
 
 def outcome_lines(result: RunResult) -> list[str]:

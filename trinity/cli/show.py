@@ -28,9 +28,9 @@ def show(
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")] = None,
 ) -> None:
-    """Show samples of a run: prompt, answer, reward, what became of them.
+    """Show samples of a run: prompt, answer, reward, what happened to them.
 
-    The last line says what became of all rollouts.
+    The last line says what happened to all rollouts.
     """
     if worst is not None and best is not None:
         raise typer.BadParameter("--worst and --best exclude each other; give one", param_hint="--worst")
@@ -43,7 +43,7 @@ def show(
         asked = Asked(step=step, task=task, number=worst or best or number, order=order, taskset=evaluated)
         try:
             _print(samples_of(job, asked, url=url))
-        except DataError as error:  # what became of the rollouts says why there are none
+        except DataError as error:  # what happened to the rollouts says why there are none
             missing = error
         if evaluated is None:
             for buffer, fates in fates_of(job, url=url).items():

@@ -21,7 +21,7 @@ def try_tasks(
     file: File = None,
     config: ConfigFile = None,
     tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks, the first ones of a run.")] = 4,
-    repeat_times: Annotated[int, typer.Option("--repeat-times", min=1, help="Attempts at each task.")] = 1,
+    repeat_times: Annotated[int, typer.Option("--repeat-times", min=1, help="Rollouts of each task.")] = 1,
     tokens: Annotated[bool, typer.Option("--tokens", help="Print every token with mask and logprob.")] = False,
     output: Annotated[
         Path | None,

@@ -34,7 +34,7 @@ def validate(
         bool,
         typer.Option(
             "--probe",
-            help="Change each setting of the loss on a dry batch and report what moves nothing; score one task.",
+            help="Change each setting of the loss on synthetic data and list those without effect; score one task.",
         ),
     ] = False,
     fetch: Annotated[

@@ -93,7 +93,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: there are checkpoints and none verifies, or the newest is whole and of another version
-                of the format (E7006): going back behind it would lose what was learnt.
+                of the format (E7006): going back behind it would lose what was learned.
         """
         problems = []
         for step in reversed(self.steps()):
@@ -111,7 +111,7 @@ class CheckpointStore:
         if problems:
             raise CheckpointError(
                 f"no checkpoint under {self.job_dir} can be used: {'; '.join(problems)}; restore one from a copy, or "
-                "set continue_from_checkpoint: false to start anew",
+                "set continue_from_checkpoint: false to start again",
                 code="E7002",
             )
         return None
@@ -259,7 +259,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if document["schema"] != SCHEMA:
         raise CheckpointError(
             f"checkpoint {path} has schema {document['schema']}, this version reads {SCHEMA}; use the version of "
-            "Trinity that wrote it, or set continue_from_checkpoint: false to start anew",
+            "Trinity that wrote it, or set continue_from_checkpoint: false to start again",
             code=OTHER_SCHEMA,
         )
     return document

@@ -12,7 +12,7 @@ IGNORED = "ignored: what is written would not be done"
 UNREADABLE = "unreadable: what is meant cannot be known"
 MACHINE = "machine: something that the run needs is not there"
 DATA = "data: rows would be lost or misread"
-FAILED = "failed: something broke while the run went, and going on would lose or invent something"
+FAILED = "failed: something broke while the run went, and continuing would lose or invent something"
 NUMBERS = "numbers: the weights would be spoilt"
 CHECKPOINT = "checkpoint: the run would continue from something else"
 SHARED = "shared: two processes would write the same files"
@@ -58,7 +58,7 @@ MESSAGES = {
     "E1855": "the matrices of this model cannot be divided by … ranks",
     "E1856": "the model family … is not divided by matrices or layers here",
     "E1866": "the priority function … refuses its arguments: …",
-    "E1871": "… names no linear map of the model that an adapter can go into",
+    "E1871": "… names no linear layer of the model that an adapter can go into",
     "E1886": "… is refused: …",
     "E1895": "the rotary frequencies of the model would follow the length of a call: …",
     "E1896": "… is an address of …, and nothing is copied from or to such an address for this key",

@@ -171,8 +171,8 @@ class LocalModel(ABC):
         """Return `n` answers to a conversation; see `generate`.
 
         An answer that is parsed as more than text has `info["message"]`. The chat template renders the conversation, or
-        what follows `said`. Where the template does not go on from what was said, the whole is rendered, and the turn
-        counts as split.
+        what follows `said`. Where the template does not continue from what was said, the whole is rendered, and the
+        turn counts as split.
 
         A conversation with images is rendered as a whole.
 
@@ -222,7 +222,7 @@ class LocalModel(ABC):
         said: Said,
         options: Mapping[str, Any],
     ) -> list[int] | None:
-        """Return the prompt that goes on from what was said; None if none does."""
+        """Return the prompt that continues from what was said; None if none does."""
         try:
             tokens = self._renderer(options).after(messages, tools, said, parse=self._reader(tools))
         except EnvironmentProblem:

@@ -173,7 +173,7 @@ def with_experts(experiences: list[Experience], *, step: int) -> list[Experience
     The rows are joined as the sample strategy `mix` does.
 
     Args:
-        experiences: rollouts of the dry batch.
+        experiences: rollouts of the synthetic batch.
         step: the training step.
     """
     first_runs = {exp.eid.task: exp for exp in reversed(experiences)}

@@ -20,11 +20,12 @@ from trinity.common.config.sections import OperatorConfig
 from trinity.utils.disk import write_atomically
 
 SCHEMA_FILE = "trinity.schema.json"
-SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}"
+SCHEMA_MARK = "# yaml-language-server:"
+SCHEMA_LINE = f"{SCHEMA_MARK} $schema={SCHEMA_FILE}"
 REFERENCE = {"type": "string", "pattern": r"^\$\{.*\}$"}
 """A value that is taken from another key or from the environment."""
 
-ABOUT = ("title", "description", "default", "source", "facts", "derived", "secret")
+ABOUT = ("title", "description", "default", "source", "text", "facts", "derived", "secret")
 """What a declaration says beside the values."""
 
 

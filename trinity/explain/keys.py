@@ -9,19 +9,36 @@ from typing import Any
 from trinity.common.config import json_schema
 from trinity.common.config.base import Section
 from trinity.common.config.checking import unknown_key
+from trinity.common.config.help_texts import field_help, field_source
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.schema_index import annotation_at, facts_at, field_at, model_at
 from trinity.common.config.tree import Path, Tree, dotted
 from trinity.common.errors import ConfigError
+from trinity.summary.words import Text
 
 RANGES = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
+WORDS = {
+    "keys": Text("keys: ", "配置项："),
+    "values": Text("values: ", "取值："),
+    "any": Text("any", "任意"),
+    "or": Text(" or ", " 或 "),
+    "default": Text("default: ", "默认值："),
+    "served": Text("served: {served}; others are refused: {why}", "支持：{served}；其他值会被拒绝：{why}"),
+    "none_yet": Text("this version has no other values", "此版本没有其他值"),
+    "in_verl": Text("in veRL: ", "在 veRL 中："),
+    "source": Text("source: ", "出处："),
+    "colon": Text(": ", "："),
+}
+"""What is said around an explained key."""
 
-def explained_key(name: str) -> dict[str, Any]:
+
+def explained_key(name: str, language: str = "en") -> dict[str, Any]:
     """Return what is declared of a key, in JSON types.
 
     Args:
         name: such as `algorithm.repeat_times`; items of a list are `[0]`, entries of a mapping any name.
+        language: of its help text, `en` or `zh`; English where it has none.
 
     Raises:
         ConfigError: there is no such key (E1203, E1204, E1205); with the one that was meant.
@@ -37,31 +54,37 @@ def explained_key(name: str) -> dict[str, Any]:
     declared = _declared(_schema(), model_at(path[:-1]), str(path[-1]))
     return {
         "key": dotted(path),
-        "description": declared.get("description") or _summary(section),
+        "description": field_help(field, language) or _summary(section),
         "default": declared.get("default"),
         "values": list(_values(declared)),
-        "refused": "" if support is None else support.why or "this version has no other values",
+        "refused": "" if support is None else support.why or _said("none_yet", language),
         "served": [] if support is None else [declared.get("default"), *support.only],
-        "source": declared.get("source", ""),
+        "source": field_source(field, language),
         "names_in_verl": declared["facts"]["verl_names"] if "facts" in declared else [],
         "keys": sorted(section.model_fields) if section is not None else [],
     }
 
 
-def key_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def key_lines(found: Mapping[str, Any], language: str = "en") -> Iterator[str]:
     """Yield an explained key as text."""
-    yield f"{found['key']}: {found['description']}"
+    yield f"{found['key']}{_said('colon', language)}{found['description']}"
     if found["keys"]:
-        yield f"  keys: {', '.join(found['keys'])}"
+        yield f"  {_said('keys', language)}{', '.join(found['keys'])}"
     else:
-        yield f"  values: {' or '.join(found['values']) or 'any'}"
-        yield f"  default: {_shown(found['default'])}"
+        values = _said("or", language).join(found["values"])
+        yield f"  {_said('values', language)}{values or _said('any', language)}"
+        yield f"  {_said('default', language)}{_shown(found['default'])}"
     if found["refused"]:
-        yield f"  served: {', '.join(map(_shown, found['served']))}; others are refused: {found['refused']}"
+        served = ", ".join(map(_shown, found["served"]))
+        yield f"  {_said('served', language).format(served=served, why=found['refused'])}"
     if found["names_in_verl"]:
-        yield f"  in veRL: {', '.join(found['names_in_verl'])}"
+        yield f"  {_said('in_verl', language)}{', '.join(found['names_in_verl'])}"
     if found["source"]:
-        yield f"  source: {found['source']}"
+        yield f"  {_said('source', language)}{found['source']}"
+
+
+def _said(name: str, language: str) -> str:
+    return WORDS[name].zh if language == "zh" else WORDS[name].en
 
 
 def _nested(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The gradient probe: find the settings that change loss or gradient.
 
-The probe changes one setting at a time. Every measurement is a training step of the real trainer on a dry
+The probe changes one setting at a time. Every measurement is a training step of the real trainer on a synthetic
 batch: collation, advantages, loss, backward. Only the optimizer differs: it records the gradient and moves the
 weights in a fixed way.
 """
@@ -104,8 +104,8 @@ class ProbeReport:
     Attributes:
         stage: name of the stage.
         model: the model that was used, in words.
-        num_experiences: rows of the dry batch.
-        loss: loss of the dry batch; None where it could not be computed.
+        num_experiences: rows of the synthetic batch.
+        loss: loss of the synthetic batch; None where it could not be computed.
         gradient_norm: norm of its gradient.
         failure: the error of the loss or the fault of its gradient; empty if none.
         rows: one a setting.
@@ -185,7 +185,7 @@ class Probe:
         """Return loss and gradients with settings changed.
 
         Raises:
-            TrinityError: the configuration does not allow it, or the dry batch cannot be trained on.
+            TrinityError: the configuration does not allow it, or the synthetic batch cannot be trained on.
         """
         stage = self._plan([f"{self._prefix(key)}{as_override(key, value)}" for key, value in changes])
         config = dry_config(stage.config, self.model_path)
@@ -200,7 +200,7 @@ class Probe:
             value_loss += metrics.get("critic/vf_loss", 0.0)
         self.num_experiences = len(experiences)
         if not recorder.gradients or not worker.is_healthy:
-            raise TrinityError("the gradient of the dry batch is not finite", code="E6001")
+            raise TrinityError("the gradient of the synthetic batch is not finite", code="E6001")
         critic = None if of_critic is None else Measurement(value_loss, torch.cat(of_critic.gradients))
         return Measurement(loss, torch.cat(recorder.gradients), critic)
 
@@ -313,7 +313,7 @@ def replaced(section: Any, path: Sequence[str | int], value: Any) -> Any:
 def _prepared(worker: ActorWorker, config: Config) -> tuple[GradientRecorder, GradientRecorder | None]:
     """Replace the optimizers of policy and critic by recorders; return them.
 
-    A step splits the dry batch into as many parts as a step of the run has.
+    A step splits the synthetic batch into as many parts as a step of the run has.
     """
     actor = worker.actor
     recorder = _recorded(actor)
@@ -381,7 +381,7 @@ def probe_stage(
         report.num_experiences, report.loss = probe.num_experiences, base.loss
         report.gradient_norm = float(base.gradient.norm())
         if not report.gradient_norm:
-            report.failure = "its gradient is 0 everywhere: nothing would be learnt"
+            report.failure = "its gradient is 0 everywhere: nothing would be learned"
         settings = settings_of(probe.stage)
         for setting in filter(only, settings):
             row = probe.row(setting, base)

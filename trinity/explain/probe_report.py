@@ -40,11 +40,11 @@ def probe_plan(
 
 def _of_loss(report: ProbeReport) -> Iterator[Finding]:
     if report.failure:
-        message = f"the loss of this configuration on the probe's dry batch: {report.failure}"
+        message = f"the loss of this configuration on the probe's synthetic batch: {report.failure}"
         yield Finding("W1911", str(KEYS.algorithm.policy_loss_fn), message)
     for row in report.rows:
         if row.is_written and row.is_inert:
-            message = f"`{row.key}` moves neither the loss nor its gradient: {row.reason}"
+            message = f"`{row.key}` has no effect on the loss or its gradient: {row.reason}"
             yield Finding("W1910", row.key, message, value=row.value, suggestion="remove it, or change what hides it")
 
 
@@ -89,7 +89,7 @@ def _cells(row: ProbeRow) -> tuple[str, ...]:
     note = ""
     if row.is_inert:
         reason = row.reason or ("" if row.is_written else "a default")
-        note = f"MOVES NOTHING: {reason}" if row.is_written else f"moves nothing: {reason}"
+        note = f"NO EFFECT: {reason}" if row.is_written else f"no effect: {reason}"
     return row.key, _shown(row.value), _shown(row.perturbed), _change(row.gradient), _change(row.loss), note
 
 

@@ -172,8 +172,8 @@ def batches_at_once(config: Config) -> int:
 def is_streamed(config: Config) -> bool:
     """Return whether the tasks of explore steps begin one by one.
 
-    They do where samples go on over updates of the weights. A step then has the tasks that ended first, so that no task
-    is late, unless `explorer.over_rollout` says so of those that began together.
+    They do where samples continue across updates of the weights. A step then has the tasks that ended first, so that no
+    task is late, unless `explorer.over_rollout` says so of those that began together.
     """
     goes_on = config.synchronizer.update_in_flight and config.synchronizer.sync_style == SyncStyle.FULLY_ASYNC
     return goes_on and not config.deterministic and config.explorer.over_rollout.ratio == 0

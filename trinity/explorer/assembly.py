@@ -157,7 +157,7 @@ def runner_place(
 
 
 def over_rollout_of(config: Config) -> OverRollout | None:
-    """Return which tasks of a batch need not be waited for; None if all are."""
+    """Return which tasks of a batch may be abandoned; None: no task."""
     section = config.explorer.over_rollout
     if section.ratio == 0:
         return None

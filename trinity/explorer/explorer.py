@@ -141,8 +141,8 @@ class Explorer:
     async def _continue(self) -> None:
         """Continue after the last logged step if the checkpoint is older.
 
-        A step of the log is not explored again, unless doing so gives the same bits: then its metrics, which a killed
-        process may not have written, come again, too.
+        A step of the log is not explored again, unless the result is bitwise identical: then its metrics, which a
+        killed process may not have written, come again, too.
         """
         is_repeatable = self.config.deterministic and self.config.synchronizer.sync_style == SyncStyle.FIXED
         if is_repeatable and not self._is_apart:
@@ -195,7 +195,7 @@ class Explorer:
         """
         step, synchronizer = self.state.explore_step, self._served.synchronizer
         if self.parts.evaluator.tasksets and step not in self.state.eval_steps:
-            if not self._is_apart:  # there others may go on for long, and nobody waits for their end
+            if not self._is_apart:  # there others may continue for long, and nobody waits for their end
                 await synchronizer.wait_for_trainer(timeout_s=self.config.synchronizer.sync_timeout)
             await self._served.take_newest()
             await self.steps.evaluate(step)

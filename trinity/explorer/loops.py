@@ -115,7 +115,7 @@ async def explore_overlapped(steps: ExploreSteps, *, admission: FollowingAdmissi
             if first.batch.done():
                 flights.popleft()
                 ended = first.batch.result()
-                if ended is not None:  # else the last tasks were left out; what began after them goes on
+                if ended is not None:  # else the last tasks were left out; what began after them continues
                     await steps.finish_step(first.step, ended)
     finally:
         left = [following, *(flight.batch for flight in flights)]
@@ -140,6 +140,6 @@ class _Ahead:
         return [] if self.is_ended else self._tasks
 
     def advance(self) -> None:
-        """Go on to the next step."""
+        """Continue to the next step."""
         self.step += 1
         self._tasks = None

@@ -18,7 +18,7 @@ class OverRollout:
     """Finish a batch before its slowest tasks (`explorer.over_rollout`).
 
     Attributes:
-        ratio: share of the tasks that need not be waited for, [0, 1).
+        ratio: share of straggler tasks that may be abandoned, [0, 1).
         wait_after_min: seconds that these are waited for all the same.
         return_partial_tasks: keep the runs that are done of a task that is not.
     """

@@ -81,12 +81,12 @@ class PolicyModel(LocalModel):
     async def _sample(
         self, prompt: SeenPrompt, params: GenerateParams, *, keys: list[int], ids: tuple[str, ...]
     ) -> list[Sample]:
-        await asyncio.sleep(0)  # others go on, as beside an engine
+        await asyncio.sleep(0)  # others continue, as beside an engine
         return [self._one(sample_id, params) for sample_id in ids]
 
     def _one(self, sample_id: str, params: GenerateParams) -> Sample:
         assert params.max_tokens is not None, "it is set for every sample"
-        # No engine goes on after a token that ends an answer.
+        # No engine continues after a token that ends an answer.
         said = [token for token in self.policy.answer(sample_id, self.tokenizer) if token not in self._ends]
         given = said + self._ends[:1]
         tokens: list[int] = []

@@ -95,7 +95,7 @@ class Producer:
     ) -> AppendResult:
         """Store a step's experiences and the explorer's snapshot after it.
 
-        `counts` says what became of its rollouts, by fate; `came` are the experiences that came into the pipeline.
+        `counts` says what happened to its rollouts, by fate; `came` are the experiences that came into the pipeline.
         """
         step = {"producer": self.name, "explore_step": explore_step, "snapshot": snapshot, "counts": counts}
         inputs = self._inputs

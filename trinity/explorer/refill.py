@@ -38,7 +38,7 @@ class ProcessedStep:
         experiences: what is stored.
         metrics: of the pipeline, without a prefix.
         baselines: metrics of greedy runs.
-        counts: what became of the rollouts, by fate.
+        counts: what happened to the rollouts, by fate.
     """
 
     result: BatchResult

@@ -48,7 +48,7 @@ class SchedulerSettings:
         max_repeat_times_per_runner: most repeats of a task that one runner does; None for all.
         concurrent_mode: how a runner does the repeats of a workflow that cannot repeat itself.
         is_deterministic: assign tasks to runners by their place, and meet the engine in rounds.
-        over_rollout: which tasks of a batch need not be waited for; None: all are.
+        over_rollout: which tasks of a batch may be abandoned; None: no task.
         dynamic_timeout: how measured times shorten the deadline; None: they do not.
         report_interval_s: seconds between reports of what the runners do; 0: none.
     """

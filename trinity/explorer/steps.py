@@ -43,7 +43,7 @@ class ExploredBatch:
         model_version: that the engine served when the step began.
         started: when that was, as `time.perf_counter()`.
         times: what the step waited for, as metrics.
-        lost: what became of the rollouts of tasks that others have replaced, by fate.
+        lost: what happened to the rollouts of tasks that others have replaced, by fate.
     """
 
     result: BatchResult

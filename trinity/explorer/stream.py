@@ -1,6 +1,6 @@
 """The loop over tasks that begin and end one by one.
 
-    runner idle, task read, bound kept --> under way --> done --enough for a step--> finish_step, beside what goes on
+    runner idle, task read, bound kept --> under way --> done --enough for a step--> finish_step, beside what continues
 
 Tasks are put into explore steps as they end. A step is still what is processed, stored with the explorer's snapshot,
 and logged: only which tasks are in it follows from the order in which they end. `open_tasks` keeps what is in no step.

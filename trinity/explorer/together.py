@@ -1,4 +1,4 @@
-"""Work that goes on together and ends together."""
+"""Work that continues together and ends together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run: what it amounts to, in the folder of its job.
+"""The end of a run: its summary, in its job folder.
 
 Everything is read from what the run left there, so that a run that was stopped, failed or killed has its summary, too.
 """
@@ -51,7 +51,7 @@ def leave_summary(job_dir: Path, *, fates: Mapping[str, Fates], url: str | None,
 
     Args:
         job_dir: the folder, whose record says how the run ended.
-        fates: what became of the rollouts, by buffer; empty: the store is asked where rollouts were counted.
+        fates: what happened to the rollouts, by buffer; empty: the store is asked where rollouts were counted.
         url: of the database; None: the one that the folder names.
         has_rollouts: whether rollouts may be read from the store for the page; answers of evaluations always are.
     """
@@ -178,7 +178,7 @@ def _stored_fates(folder: Path, url: str | None) -> tuple[dict[str, Fates], list
     try:
         return fates_of(folder, url=url), []
     except TrinityError as error:
-        return {}, [f"what became of the rollouts: {error}"]
+        return {}, [f"what happened to the rollouts: {error}"]
 
 
 def _numbers(fates: Fates) -> dict[str, int]:

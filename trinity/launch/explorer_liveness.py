@@ -39,8 +39,9 @@ async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
 
     The warning comes once and then every minute. Runs until it is cancelled.
 
-    An explorer that died is one whose buffer is still open and whose lock is free. The trainer goes on with the others;
-    what the dead one had stored is trained, and it continues after its last stored step when it is started again.
+    An explorer that died is one whose buffer is still open and whose lock is free. The trainer continues with the
+    others; what the dead one had stored is trained, and it continues after its last stored step when it is started
+    again.
     """
     from trinity.explorer.assembly import experience_buffer, store_scope
 

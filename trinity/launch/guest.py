@@ -1,4 +1,4 @@
-"""A run as a guest in the process of a program, which goes on afterwards."""
+"""A run inside the process of a program, which continues afterwards."""
 
 from __future__ import annotations
 

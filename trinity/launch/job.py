@@ -29,7 +29,7 @@ RUNNING = "running"
 SAVED_CONFIG = "config.yaml"
 PARTS_FOLDER = "components"
 
-# Sections and keys whose change between two runs of one job cannot alter what was already learnt.
+# Sections and keys whose change between two runs of one job cannot alter what was already learned.
 SAFE_CHANGES = (
     "checkpoint_root_dir",
     "continue_from_checkpoint",
@@ -192,8 +192,8 @@ class Attempt:
 def recorded(job_dir: Path, part: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
     """Record that the job runs, with what, and how it ends if unplanned.
 
-    A start that fails leaves the configuration and the record as they were: nothing was learnt with its values, and the
-    next start may have others.
+    A start that fails leaves the configuration and the record as they were: nothing was learned with its values, and
+    the next start may have others.
 
     Args:
         job_dir: folder of the job.

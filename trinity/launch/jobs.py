@@ -12,7 +12,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class PartState:
         training_step: the last one that its record has.
         explore_step: the last one that its record has.
         command: what starts it again, in a shell; empty: not known.
+        planned: steps that are planned of the actor whose steps count, by its name; empty: not known.
     """
 
     name: str
@@ -55,6 +56,7 @@ class PartState:
     training_step: int = 0
     explore_step: int = 0
     command: str = ""
+    planned: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_running(self) -> bool:
@@ -270,7 +272,8 @@ def part_state(folder: Path, name: str | None) -> PartState:
     elif status == RUNNING:
         status = KILLED
     trained, explored = (int(record.get(step) or 0) for step in ("training_step", "explore_step"))
-    return PartState(name or "", status, holder, str(record.get("error") or ""), trained, explored, command)
+    why, planned = str(record.get("error") or ""), record.get("planned") or {}
+    return PartState(name or "", status, holder, why, trained, explored, command, planned)
 
 
 def _signal(folder: Path, part: PartState) -> None:

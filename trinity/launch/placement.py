@@ -274,7 +274,7 @@ class RemoteSide(Generic[R]):
         return left, total
 
     async def fates(self) -> Fates | None:
-        """Return what became of the rollouts; None: it has no store."""
+        """Return what happened to the rollouts; None: it has no store."""
         found: Fates | None = await self._handle.fates()
         return found
 

@@ -19,7 +19,7 @@ def rewound(checkpoints: CheckpointStore, path: Path) -> Path | None:
     """Return the checkpoint from which a run that asks for `path` continues.
 
     The first time, that is `path`, and newer checkpoints are renamed to `<name>.left_<N>`, so that nothing continues
-    from what this run leaves. Later, while the same path is asked for, it is the newest: what was learnt since then is
+    from what this run leaves. Later, while the same path is asked for, it is the newest: what was learned since then is
     not thrown away by an interruption.
 
     Raises:

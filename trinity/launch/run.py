@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,7 @@ from trinity.launch.process import prepare_process, use_deterministic_algorithms
 from trinity.launch.samples import own_database
 from trinity.launch.stop import StopSignal
 from trinity.launch.type_check import check_type_of
+from trinity.monitor.headline import TOTAL_STEPS
 from trinity.preflight.machine import refuse_unfit_machine
 from trinity.runtime.event_loop import run_event_loop
 from trinity.runtime.failure import user_place
@@ -156,7 +158,7 @@ def _planned(source: ConfigSource, options: RunOptions) -> Plan:
 
 
 def _resuming(plan: Plan) -> list[str]:
-    """Return what continues a run that `resume_mode: disable` began anew."""
+    """Return what continues a run that `resume_mode: disable` began again."""
     key = "trainer.trainer_config.trainer.resume_mode"
     verl = [stage.config.trainer.trainer_config.trainer.resume_mode for stage in plan.stages]
     return [f"{key}=auto"] if "disable" in verl else []
@@ -175,7 +177,7 @@ def _begin_apart(plan: Plan) -> Plan:
         if part not in (None, BENCH) and config_file(job_dir, part).exists():
             raise ConfigError(
                 f"`continue_from_checkpoint: false`, but {part} has run in {job_dir} before; to begin again write "
-                "another `name` in the files of all parts, to go on write true",
+                "another `name` in the files of all parts, to continue write true",
                 code="E1840",
             )
     return plan
@@ -350,19 +352,29 @@ def _summarized(config: Config, options: RunOptions) -> Iterator[_Ended]:
 
 
 def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: Attempt) -> StageResult:
+    from trinity.algorithm.planning import steps_by_actor
     from trinity.launch.placement import placed
     from trinity.launch.stage import Stage
 
     config = stage.config
     job_dir, part = Path(config.checkpoint_job_dir), part_of(config)
+    counted, guard = next(iter(steps_by_actor(config)), None), threading.Lock()
 
     def note(facts: Mapping[str, Any]) -> None:
-        known = read_record(job_dir, part).get("facts", {})
-        check_same_facts(known, facts, deterministic=config.deterministic)
-        write_record(job_dir, part, facts=facts)
+        with guard:
+            known = read_record(job_dir, part).get("facts", {})
+            check_same_facts(known, facts, deterministic=config.deterministic)
+            write_record(job_dir, part, facts=facts)
+
+    def listen(actor: str, step: int, values: Mapping[str, float]) -> None:
+        if TOTAL_STEPS in values and actor == counted:
+            with guard:
+                write_record(job_dir, part, planned={actor: int(values[TOTAL_STEPS])})
+        if options.on_metrics is not None:
+            options.on_metrics(actor, step, values)
 
     with placed(config) as place:
-        told: dict[str, Any] = {"on_metrics": options.on_metrics, "on_facts": note, "on_served": options.on_served}
+        told: dict[str, Any] = {"on_metrics": listen, "on_facts": note, "on_served": options.on_served}
         made = Stage(config, name=stage.name, stop=stop, place=place, **told)
         attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))

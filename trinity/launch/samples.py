@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import ConfigErrors
 from trinity.common.config.reading import read_file
+from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError, DataError
 from trinity.launch.job import PARTS_FOLDER, config_file
 from trinity.utils.log import REDACTED
@@ -19,9 +21,11 @@ from trinity.utils.log import REDACTED
 if TYPE_CHECKING:
     from trinity.buffer.records import Order
     from trinity.buffer.store.types import Fates
+    from trinity.common.config import Config
     from trinity.common.schema.sql_schema import ExperienceModel
 
 _OF_EVALUATIONS = ("eval", "bench")
+EXPLORING = (Mode.BOTH, Mode.EXPLORE, Mode.SERVE)
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,81 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
     return found
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """What a run explored, as it is shown while the run is running.
+
+    Attributes:
+        task: `batch/task`.
+        reward: of it; None: there is none.
+        advantage: the mean over its response; None: not known, or not yet.
+        version: of the weights that sampled it.
+        prompt: as text.
+        response: as text.
+    """
+
+    task: str
+    reward: float | None
+    advantage: float | None
+    version: int | None
+    prompt: str
+    response: str
+
+
+def latest_rollouts(place: str, run: str, *, number: int) -> list[Rollout]:
+    """Return the newest rollouts of a run; none if it has none yet.
+
+    Args:
+        place: URL of the database, or the file of one of SQLite.
+        run: name of the run in it, as `place_of` says.
+        number: how many at most.
+
+    Raises:
+        EnvironmentProblem: the database cannot be read (E3435).
+        DataError: a payload cannot be read (E5101).
+    """
+    from trinity.buffer.records import Records
+    from trinity.buffer.wanted import Wanted
+
+    records = Records(place)
+    try:
+        rows = records.page(Wanted(run=run), number=0, size=number, is_whole=True)
+        return [_rollout(row) for row in rows]
+    finally:
+        records.close()
+
+
+def rollouts_of(config: Config, *, number: int) -> Callable[[], list[Rollout]] | None:
+    """Return what reads the newest rollouts of a run while it is running.
+
+    None where none are kept in a database, or where the process that would read them is to import no torch: the driver
+    of a run on Ray.
+
+    Args:
+        config: resolved configuration.
+        number: how many at most.
+    """
+    buffer = config.buffer.trainer_input.experience_buffer
+    if config.mode not in EXPLORING or buffer is None or config.cluster.runtime == "ray":
+        return None
+    own, path = own_database(Path(config.checkpoint_job_dir)), str(buffer.path or "")
+
+    def read() -> list[Rollout]:
+        if not own.exists() and "://" not in path:
+            return []
+        return latest_rollouts(str(own) if own.exists() else path, f"{config.project}/{config.name}", number=number)
+
+    return read
+
+
+def _rollout(row: ExperienceModel) -> Rollout:
+    sample = _sample(row)
+    texts = row.prompt_text or "", row.response_text or ""
+    return Rollout(row.task_id, row.reward, sample.get("advantage"), row.model_version, *texts)
+
+
 def fates_of(job: Path, *, url: str | None = None) -> dict[str, Fates]:
-    """Return what became of a run's rollouts, by buffer.
+    """Return what happened to a run's rollouts, by buffer.
 
     Args:
         job: folder of a run.

@@ -80,7 +80,7 @@ class StageSide(Ending, Computing, Protocol[R_co]):
         """Return how many experiences are not trained, and of how many."""
 
     async def fates(self) -> Fates | None:
-        """Return what became of the rollouts; None: it has no store."""
+        """Return what happened to the rollouts; None: it has no store."""
 
     async def served(self) -> ServedAt | None:
         """Return where callers are answered; None: nowhere."""
@@ -198,7 +198,7 @@ class Side(ABC, Generic[R]):
         return left, left + counts["trained"]
 
     async def fates(self) -> Fates | None:
-        """Return what became of the rollouts; None: it has no store.
+        """Return what happened to the rollouts; None: it has no store.
 
         Raises:
             StoreError: the numbers do not add up (E5213).
@@ -222,7 +222,7 @@ class Side(ABC, Generic[R]):
         return lines
 
     def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
-        """Report the planned number of explorer or trainer steps, if known."""
+        """Report the planned number of explorer or training steps, if known."""
         if total is not None and self._on_metrics is not None:
             self._on_metrics(actor, step, {TOTAL_STEPS: total})
 

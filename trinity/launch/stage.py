@@ -47,7 +47,7 @@ class StageResult:
         is_resumed: whether it continued from a checkpoint.
         stopped: exit code of the signal that stopped it, if one did.
         evaluations: of mode bench, the metrics by training step.
-        fates: what became of the rollouts, those of other processes included; None where there are none.
+        fates: what happened to the rollouts, those of other processes included; None where there are none.
     """
 
     name: str | None
@@ -257,9 +257,10 @@ class Stage:
         fates = "" if result.fates is None else f" (rollouts: {result.fates})"
         raise StarvedError(
             f"the explorer is finished and no training step was made{fates}: rollouts that fail or that operators drop "
-            "are not trained on, and there is no checkpoint and no model to go on with; `trinity show` and the log say "
-            "what became of them. Look at rewards and operators (data_processor.experience_pipeline); then go on with "
-            "more tasks (a greater buffer.total_steps or total_epochs), or begin again under another `name`",
+            "are not trained on, and there is no checkpoint and no model to continue with; `trinity show` and the log "
+            "say what happened to them. Look at rewards and operators (data_processor.experience_pipeline); then "
+            "continue with more tasks (a greater buffer.total_steps or total_epochs), or begin again under another "
+            "`name`",
             code="E5403",
         )
 

@@ -27,6 +27,7 @@ from trinity.manager.fields import (
     fields_by_key,
     section_title,
 )
+from trinity.manager.language import language
 from trinity.manager.studio.words import ESSENTIAL, IMPORTANT, word
 from trinity.manager.widgets import plain, show_field
 
@@ -240,10 +241,11 @@ class ConfigManager:
         for name in CONFIG_GENERATORS.names(part):
             field = CONFIG_GENERATORS.field(name)
             assert field is not None, name
-            if self._wanted in field.key.lower() or self._wanted in field.help.lower():
+            if self._wanted in field.key.lower() or self._wanted in field.help(language()).lower():
                 by_section.setdefault(field.path[:-1], []).append(name)
         for path, names in by_section.items():
-            title = f"`{'.'.join(map(str, path))}`: {plain(section_title(path))}" if path else word("top_level")
+            said = plain(section_title(path, language()))
+            title = f"`{'.'.join(map(str, path))}`: {said}" if path else word("top_level")
             with st.expander(title, expanded=bool(self._wanted) or len(path) < 2):
                 self.get_configs(*names)
 

@@ -14,6 +14,7 @@ from trinity.common.config.schema_index import default_at
 from trinity.common.config.showing import leaves, redacted
 from trinity.common.config.tree import Path, dotted, value_at
 from trinity.common.errors import ConfigError, EnvironmentProblem
+from trinity.explain.editor_schema import SCHEMA_LINE, SCHEMA_MARK, write_schema
 from trinity.launch.validation import check
 from trinity.utils.disk import write_atomically
 
@@ -103,8 +104,17 @@ class Draft:
             if node:
                 return
 
+    @property
+    def has_comments(self) -> bool:
+        """The file has comments, which are not kept; its first line is."""
+        lines = [line.strip() for line in self.text_of_file.splitlines()]
+        return any(line.startswith("#") for line in lines if not line.startswith(SCHEMA_MARK))
+
     def save(self, file: FilePath, text: str, *, replaces: bool) -> None:
         """Write `text` to a file, in place of what was read from there.
+
+        Its first line tells editors where the schema is: the line that the file has, or one that names the schema,
+        which is then written beside it.
 
         Raises:
             ConfigError: the file holds something that was not read from there (E1973).
@@ -118,12 +128,16 @@ class Draft:
                 code="E3490",
             )
         is_own = self.file is not None and self.file == file and now == self.text_of_file
-        if now not in (None, text) and not replaces and not is_own:
+        said = [line for line in (now or "").splitlines()[:1] if line.startswith(SCHEMA_MARK)]
+        values, text = text, f"{(said or [SCHEMA_LINE])[0]}\n{text}"
+        if now not in (None, values, text) and not replaces and not is_own:
             raise ConfigError(
                 f"{file} exists, and holds something that was not read from it here; choose another name, load it "
                 "first, or replace it",
                 code="E1973",
             )
+        if not said:
+            write_schema(file.parent)
         write_atomically(file, text)
         self.file, self.text_of_file = file, text
 

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from trinity.common.config.base import is_derived
 from trinity.common.config.config import Config
+from trinity.common.config.help_texts import field_source, help_of
 from trinity.common.config.schema_index import facts_at, field_at, fields_of, holds_section, model_at, variants
 from trinity.common.config.tree import Path, dotted
 from trinity.utils.kinds import ROLES
@@ -62,7 +63,6 @@ class FormField:
         least: smallest number; None: there is none, or it is itself not allowed.
         most: largest number.
         default: the value of an absent key.
-        help: what the key means.
         is_secret: the value is never shown.
     """
 
@@ -74,13 +74,18 @@ class FormField:
     least: float | None = None
     most: float | None = None
     default: Any = None
-    help: str = ""
     is_secret: bool = False
 
     @property
     def key(self) -> str:
         """The key with dots."""
         return dotted(self.path)
+
+    def help(self, language: str = "en") -> str:
+        """Return what the key means, and where its default comes from."""
+        field = field_at(self.path)
+        text, source = help_of(self.path, language), "" if field is None else field_source(field, language)
+        return text if not source else f"{text}（{source}）" if language == "zh" else f"{text} ({source})"
 
     @property
     def part(self) -> str:
@@ -147,8 +152,6 @@ def _keys() -> Iterator[tuple[Path, FieldInfo]]:
 def _form_field(name: str, path: Path, field: FieldInfo) -> FormField:
     kind, choices, is_open = _kind(path, field)
     least, most = _limits(field, is_whole=kind == "integer")
-    source = field.json_schema_extra.get("source", "") if isinstance(field.json_schema_extra, dict) else ""
-    text = field.description or ""
     return FormField(
         name=name,
         path=path,
@@ -158,7 +161,6 @@ def _form_field(name: str, path: Path, field: FieldInfo) -> FormField:
         least=least,
         most=most,
         default=field.get_default(),
-        help=f"{text} ({source})" if source else text,
         is_secret=is_secret_name(str(path[-1])),
     )
 
@@ -244,7 +246,6 @@ def field_of_finding(key: str, shown: Mapping[str, Any]) -> str | None:
     return None
 
 
-def section_title(path: Path) -> str:
+def section_title(path: Path, language: str = "en") -> str:
     """Return the help text of the section at a path; empty: it has none."""
-    field = field_at(path)
-    return "" if field is None else field.description or ""
+    return help_of(path, language)

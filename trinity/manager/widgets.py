@@ -19,6 +19,7 @@ from trinity.common.config.schema_index import holds_section
 from trinity.common.errors import ConfigError
 from trinity.manager.draft import MISSING, Draft
 from trinity.manager.fields import FormField
+from trinity.manager.language import language
 
 WIDGET = "field:"
 """Before the name of a field, where Streamlit keeps what its widget shows; at the name is the value of a run."""
@@ -56,7 +57,7 @@ def show_field(
     shown = f"{label} ({field.key})" if label else field.key
     common: dict[str, Any] = {
         "key": key,
-        "help": plain(field.help) or None,
+        "help": plain(field.help(language())) or None,
         "on_change": _changed,
         "args": (field, draft, key),
         "placeholder": _implied_text(field, implied),
@@ -157,6 +158,14 @@ def begin_with(key: str, first: Any) -> None:
 def keep(key: str, value: Any) -> None:
     """Remember the value of a widget; Streamlit forgets it with the page."""
     st.session_state[f"{KEPT}{key}"] = value
+
+
+def kept(key: str) -> Any:
+    """Return the value that a widget had when it was last on the page.
+
+    None if it has not been on it.
+    """
+    return st.session_state.get(f"{KEPT}{key}")
 
 
 def say(kind: str, text: str) -> None:

@@ -99,7 +99,8 @@ class BackgroundBackend:
 
     def _tell_slow_start(self) -> None:
         self._logger.warning(
-            "%s has not answered for %g s; the run goes on without waiting for it, and metrics.jsonl has every metric",
+            "%s has not answered for %g s; the run continues without waiting for it, and metrics.jsonl has every "
+            "metric",
             self._name,
             START_S,
         )

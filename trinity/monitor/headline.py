@@ -14,6 +14,9 @@ LOSS_NAMES = ("actor/sft_loss", "actor/final_loss", "actor/loss", "actor/pg_loss
 REWARD_NAMES = ("rollout/accuracy/mean", "rollout/reward/mean", "experience_pipeline/group_advantages/reward_mean/mean")
 NUM_TOKENS = "perf/total_num_tokens"
 STEP_TIME_NAMES = ("perf/time_per_step", "time/train_step", "time/step")
+ROLLOUT_SPEED = "perf/rollout_tokens_per_s"
+STALENESS = "sample/staleness/mean"
+MISMATCH = "training/rollout_logprobs_diff_mean"
 # What a side tells the listener of its metrics alone: its planned steps, and that a checkpoint is there.
 TOTAL_STEPS = "total_steps"
 CHECKPOINT = "checkpoint"
@@ -78,6 +81,27 @@ def main_score(names: Iterable[str]) -> str | None:
 def num_tokens(data: Metrics) -> float | None:
     """Return the number of tokens that a training step used, if recorded."""
     return _first(data, (NUM_TOKENS,))
+
+
+def rollout_tokens_per_second(data: Metrics) -> float | None:
+    """Return the tokens per second that an explore step sampled."""
+    return _first(data, (ROLLOUT_SPEED,))
+
+
+def staleness(data: Metrics) -> float | None:
+    """Return the training steps between sampling and training weights.
+
+    It is the mean over the experiences of a training step; 0: the same weights.
+    """
+    return _first(data, (STALENESS,))
+
+
+def mismatch(data: Metrics) -> float | None:
+    """Return the mean difference of log-probabilities, engine to trainer.
+
+    It is in nats per token, of tokens that the same weights sampled; None where no weights were the same.
+    """
+    return _first(data, (MISMATCH,))
 
 
 def text(data: Metrics) -> str:

@@ -55,6 +55,27 @@ def metrics_of(path: Path) -> Iterator[dict[str, Any]]:
         _logger.warning("%s: %d damaged lines were left out, the first is line %d", path, len(damaged), damaged[0])
 
 
+def metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines after a byte, and the byte after the last one.
+
+    Damaged ones are left out, with a warning.
+
+    Args:
+        path: the file.
+        offset: the byte after a line; 0: the beginning.
+    """
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read()
+    end = data.rfind(b"\n") + 1
+    lines = data[:end].splitlines(keepends=True)
+    records = [record for line in lines if (record := _record(line)) is not None]
+    num_damaged = len([line for line in lines if not _is_blank(line)]) - len(records)
+    if num_damaged:
+        _logger.warning("%s: %d damaged lines after byte %d were left out", path, num_damaged, offset)
+    return records, offset + end
+
+
 def last_records(path: Path, *, max_lines: int = NUM_KEPT) -> dict[str, dict[str, Any]]:
     """Return what each actor has of the last lines, by its name.
 

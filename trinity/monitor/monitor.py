@@ -218,7 +218,7 @@ class Monitor:
                 self._warned.add(place)
             if is_first:
                 reason = f"{type(error).__name__}: {error}"
-                self._logger.warning("%s failed; the run goes on and further failures are counted: %s", place, reason)
+                self._logger.warning("%s failed; the run continues and further failures are counted: %s", place, reason)
 
 
 def _check_package(monitor_type: str, backend_class: type[MonitorBackend]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of an adapter's folder and linear maps, without heavy imports."""
+"""Checks of an adapter's folder and linear layers, without heavy imports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_adapter_dir(path: Path) -> Iterator[Finding]:
 def check_targets(
     model: Path, *, target_modules: str | Sequence[str], exclude_modules: str | Sequence[str] | None
 ) -> Iterator[Finding]:
-    """Yield each named linear map that the weights do not have (E1871).
+    """Yield each named linear layer that the weights do not have (E1871).
 
     The trainer checks models with experts, and others whose tensors and modules have different names.
     """
@@ -57,7 +57,7 @@ def check_targets(
 
 
 def linear_maps(model: Path) -> list[str]:
-    """Return the names of the linear maps in a folder's weights.
+    """Return the names of the linear layers in a folder's weights.
 
     Returns an empty list if they are unknown.
     """
@@ -87,7 +87,7 @@ def is_meant(pattern: str, name: str, *, is_whole: bool) -> bool:
 
 
 def near_name(pattern: str, linear: Sequence[str]) -> str:
-    """Return the last parts of linear maps' names, and the likely match."""
+    """Return the last parts of linear layers' names, and the likely match."""
     names = sorted({name.rpartition(".")[2] for name in linear})
     near = get_close_matches(pattern, names, n=1)
     return f"{', '.join(names)}{f'; did you mean {near[0]}?' if near and near[0] != pattern else ''}"
@@ -97,7 +97,7 @@ def _reason(pattern: str, linear: Sequence[str], *, is_whole: bool, is_target: b
     spelled = [spelling for name in linear for spelling in (name, *_spellings(name))] if is_whole else linear
     if not any(is_meant(pattern, name, is_whole=is_whole) for name in spelled):
         hint = f"; a string is a regular expression of whole names such as {linear[0]}: write a list" * is_whole
-        return f"matches no linear map of the model; there are {near_name(pattern, linear)}{hint}"
+        return f"matches no linear layer of the model; there are {near_name(pattern, linear)}{hint}"
     if is_target and any(is_meant(pattern, name, is_whole=is_whole) for name in _OUTPUT):
         return f"matches the output layer, which gets no adapter; there are {near_name(pattern, linear)}"
     return None

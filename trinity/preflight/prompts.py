@@ -58,7 +58,7 @@ def _of_taskset(config: Config, taskset: TasksetConfig) -> tuple[int, str, str] 
 
 
 def prompt_limit(config: Config) -> tuple[int, str, str] | None:
-    """Return the longest prompt, its key, and what becomes of others.
+    """Return the longest prompt, its key, and what happens to others.
 
     It is None where the lengths are not known.
     """

@@ -141,7 +141,7 @@ def _address(uri: str) -> Iterator[Finding]:
 
 def _unreachable(uri: str, why: str) -> Finding:
     key = str(ARGS["uri"])
-    message = f"`{key}` {uri} {why}; the run goes on, and what is missing is sent when it answers"
+    message = f"`{key}` {uri} {why}; the run continues, and what is missing is sent when it answers"
     return Finding("W3851", key, message, suggestion=f"start the server, or write its address as {key}")
 
 
@@ -154,6 +154,6 @@ def _prometheus(arguments: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "W3853",
             str(ARGS["port"]),
-            f"port {port} of {host} cannot be had for Prometheus ({error}); the run goes on, and tries it again",
+            f"port {port} of {host} cannot be had for Prometheus ({error}); the run continues, and tries it again",
             suggestion=f"write another {ARGS['port']}; 0 takes a free one",
         )

@@ -1,4 +1,4 @@
-"""What a run, an evaluation and a check of a configuration amount to."""
+"""Reports of a run, an evaluation and a check of a configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StageReport:
         checkpoints: folders of the checkpoints that are kept, oldest first.
         metrics: the last value of every metric.
         evaluations: metrics of each evaluation by its explore step; in mode bench, by training step.
-        fates: what became of the rollouts; None where there are none, or the stage was complete before.
+        fates: what happened to the rollouts; None where there are none, or the stage was complete before.
     """
 
     name: str | None

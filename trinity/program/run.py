@@ -29,7 +29,7 @@ def run(
     """Run all stages of a configuration, as the command `trinity run`.
 
     An interrupted run continues from its last checkpoint when the call is made again. Callbacks are called in this
-    thread, in the order of the events, while the run goes on in a thread of its own; the run does not wait for them.
+    thread, in the order of the events, while the run continues in a thread of its own; the run does not wait for them.
     Signal handlers and the log's handlers stay the program's; environment and torch's settings are again as they were
     afterwards. It works where an event loop runs, as in a notebook, and blocks it; `run_async` does not.
 

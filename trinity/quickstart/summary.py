@@ -192,5 +192,5 @@ def next_steps(summary: Summary, config: Path) -> list[str]:
         lines.extend(f"model        {model}" for model in models[-1:])
         lines.append(f"report       {Path(summary.stages[-1].job_dir) / PAGE_NAME}")
         lines.append(f"logs         {Path(summary.stages[-1].job_dir) / 'log'}")
-    lines.append(f"run again    {command('trinity')} run --config {config}    (goes on from the last checkpoint)")
+    lines.append(f"run again    {command('trinity')} run --config {config}    (continues from the last checkpoint)")
     return lines

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 TEMPLATE = """\
-# Trinity quickstart: teach a tiny model two-digit addition, first by imitation, then by reinforcement.
+# Trinity quickstart: teach a tiny model two-digit addition, first supervised fine-tuning, then GRPO.
 #
 #   check it     trinity validate --config {yaml_path}
 #   run it       trinity run --config {yaml_path}
@@ -17,9 +17,9 @@ TEMPLATE = """\
 project: quickstart
 name: addition
 checkpoint_root_dir: {checkpoint_root_dir}
-continue_from_checkpoint: true    # run again after an interruption and it goes on from the last checkpoint
+continue_from_checkpoint: true    # run again after an interruption and it continues from the last checkpoint
 seed: {seed}
-deterministic: true               # two runs with one seed give the same weights, bit by bit
+deterministic: true               # two runs with one seed give bitwise identical weights
 
 model:
   model_path: {model_path}
@@ -42,7 +42,7 @@ monitor:
   monitor_type: tensorboard
 
 stages:
-  # Imitation. Most demonstrations forget the carry, so the model learns a right way and a wrong way.
+  # Supervised fine-tuning. Most demonstrations forget the carry, so the model learns a right way and a wrong way.
   - stage_name: sft_warmup
     mode: train
     algorithm:

@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a call: `data`, for `from_bytes`, or a failure."""
+    """What happened to a call: `data`, for `from_bytes`, or a failure."""
 
     number: int
     data: bytes = b""

@@ -34,7 +34,7 @@ def run_event_loop(main: Coroutine[Any, Any, T], *, grace_s: float = END_GRACE_S
     """Run `main` on a new event loop in this thread; return its result.
 
     At the end, tasks that are left are cancelled and get `grace_s` seconds, and so do calls of `asyncio.to_thread`;
-    those that go on are left behind.
+    those that continue are left behind.
     """
     loop = asyncio.new_event_loop()
     executor = _Threads(thread_name_prefix="to_thread")

@@ -111,7 +111,7 @@ def own_sessions(services: Any) -> Iterator[None]:
     """Start each process of Ray's module `services` in its own session.
 
     A signal to the group of this process, as `timeout`, schedulers and a closed terminal send it, is for this process
-    to obey: it ends the run in order, and needs the cluster for that.
+    to obey: it shuts the run down cleanly, and needs the cluster for that.
     """
     kept = services.ConsolePopen
 

@@ -17,7 +17,7 @@ class ComponentHost:
     """Holds one component and calls its methods.
 
     A coroutine method runs on the caller's loop; any other method runs in the component's own worker thread, one call
-    at a time, so that the loop goes on meanwhile.
+    at a time, so that the loop continues meanwhile.
 
     Args:
         name: of the component.

@@ -17,7 +17,7 @@ _WARNING = re.compile(r"\b\w*Warning\b|\bWARN(ING)?\b|resource_tracker|^\[W\d")
 def told_by(lines: Iterable[str]) -> str:
     """Return `; its last line on stderr: ...`, or empty text without lines.
 
-    Where an exception ended the process, its handlers and its libraries go on to write: so the line is that of the
+    Where an exception ended the process, its handlers and its libraries continue to write: so the line is that of the
     last traceback, or of a fatal error of the interpreter, else the last one that is not of a warning.
     """
     kept = [line.rstrip() for line in deque(lines, KEPT_LINES) if line.strip()]

@@ -25,7 +25,7 @@ class LocalHandle:
     """Handle of an object in this process; see `trinity.runtime.base.Handle`.
 
     A coroutine method is awaited on the caller's loop; any other method runs in the object's own worker
-    thread, one call at a time, so that the loop goes on meanwhile.
+    thread, one call at a time, so that the loop continues meanwhile.
 
     Args:
         host: the component.

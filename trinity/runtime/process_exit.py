@@ -69,7 +69,7 @@ def last_words(say: Callable[[int], object]) -> Iterator[None]:
 def as_guest(leave: Callable[[int], object]) -> Iterator[None]:
     """Let `leave_at_once` call `leave` with the status inside the block.
 
-    The process belongs to a program that goes on; only the calling thread ends.
+    The process belongs to a program that continues; only the calling thread ends.
     """
     _hosts.append(leave)
     try:
@@ -81,8 +81,8 @@ def as_guest(leave: Callable[[int], object]) -> Iterator[None]:
 def leave_at_once(status: int) -> NoReturn:
     """End the process with `status` now, from any thread.
 
-    The last words take at most `LAST_WORDS_S` seconds. In a process of another program (`as_guest`), it is told, and
-    this thread alone ends.
+    The last words take at most `LAST_WORDS_S` seconds. In a process of another program (`as_guest`), it is reported,
+    and this thread alone ends.
     """
 
     def speak() -> None:

@@ -42,7 +42,7 @@ class WorkerThread:
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `function(*args, **kwargs)`, computed in the thread.
 
-        Cancelling the wait abandons the call: it goes on in the thread, and its result is discarded.
+        Cancelling the wait abandons the call: it continues in the thread, and its result is discarded.
 
         Raises:
             RuntimeError: the worker is closed, or the call ended with something that is no `Exception`

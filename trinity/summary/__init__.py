@@ -1,4 +1,4 @@
-"""What a run amounts to, from what it left in the folder of its job.
+"""The summary of a run, from the files in its job folder.
 
 Its figures, their picture, and both as lines of a terminal and as a page.
 """

@@ -5,14 +5,17 @@ Of each line only a few numbers are kept, so that a long run needs little memory
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+import os
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trinity.monitor import headline
-from trinity.monitor.jsonl import metrics_of
+from trinity.monitor.jsonl import metrics_after, metrics_of
 from trinity.monitor.monitor import METRICS_FILE
 
 Points = list[tuple[int, float]]
@@ -36,6 +39,10 @@ COUNTS = {
 }
 """Metrics of what was left out or done again, and its name."""
 GENERATED = "perf/engine/generated_tokens"
+SEEN_BYTES = 256
+"""Of the last line that was read: it tells whether the file before it is still the same."""
+PACE_STEPS = 50
+"""Last steps whose time says how long the next ones will take."""
 VERSIONS = ("eval/model_version", "bench/model_version", "rollout/model_version")
 
 
@@ -57,6 +64,7 @@ class StageCurves:
         seconds: time of each part of the run; parts overlap.
         counts: of what was left out or done again, without zeros.
         has_fates: whether rollouts were counted.
+        pace: seconds from one step to the next by actor, the median over its last steps.
     """
 
     loss: Points = field(default_factory=list)
@@ -72,6 +80,7 @@ class StageCurves:
     seconds: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     has_fates: bool = False
+    pace: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def main_evaluation(self) -> str | None:
@@ -112,6 +121,7 @@ class _Reader:
         self.seconds: dict[str, float] = defaultdict(float)
         self.counts: dict[str, float] = defaultdict(float)
         self.generated: dict[str, tuple[float, float]] = {}
+        self.ends: dict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=PACE_STEPS + 1))
         self.num_steps, self.num_tokens, self.has_fates = 0, 0.0, False
 
     def take(self, line: Mapping[str, Any]) -> None:
@@ -133,6 +143,7 @@ class _Reader:
             self.num_steps = max(self.num_steps, step)
         self.num_tokens += headline.num_tokens(line) or 0.0
         self._take_generated(str(line.get("actor")), line.get(GENERATED))
+        self._take_end(str(line.get("actor")), step, line.get("time"))
         self.has_fates = self.has_fates or "fate/issued" in line
 
     def _take_first(self, line: Mapping[str, Any], step: int, names: Sequence[str]) -> bool:
@@ -147,11 +158,25 @@ class _Reader:
         return False
 
     def _take_generated(self, actor: str, value: float | None) -> None:
-        """Add up totals that begin anew with every start of the engines."""
+        """Add up totals that begin again with every start of the engines."""
         if value is None:
             return
         total, last = self.generated.get(actor, (0.0, 0.0))
         self.generated[actor] = total + (value - last if value >= last else value), value
+
+    def _take_end(self, actor: str, step: int, time: float | None) -> None:
+        """Note when an actor ended a step; the first line of a step counts."""
+        ends = self.ends[actor]
+        if time is not None and (not ends or step > ends[-1][0]):
+            ends.append((step, float(time)))
+
+    def _pace(self) -> dict[str, float]:
+        found = {}
+        for actor, ends in self.ends.items():
+            steps = [(later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in itertools.pairwise(ends)]
+            if steps:
+                found[actor] = max(0.0, statistics.median(steps))
+        return found
 
     def curves(self) -> StageCurves:
         """Return what was taken."""
@@ -174,6 +199,7 @@ class _Reader:
             seconds={part: seconds for part, seconds in self.seconds.items() if seconds},
             counts={name: round(number) for name, number in self.counts.items() if number},
             has_fates=self.has_fates,
+            pace=self._pace(),
         )
 
 
@@ -183,6 +209,49 @@ def read_curves(job_dir: Path) -> StageCurves:
     for line in metrics_of(job_dir / METRICS_FILE):
         reader.take(line)
     return reader.curves()
+
+
+class GrowingCurves:
+    """The curves of a running job; each line is read once.
+
+    Where the file was written again, as by a run that goes back to a checkpoint, it is read from its beginning.
+
+    Args:
+        job_dir: folder of the job.
+    """
+
+    def __init__(self, job_dir: Path) -> None:
+        self._file = job_dir / METRICS_FILE
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._reader, self._curves = _Reader(), StageCurves()
+        self._inode, self._offset, self._last = 0, 0, b""
+
+    def read(self) -> StageCurves:
+        """Return the curves with the lines that were added since."""
+        try:
+            facts = os.stat(self._file)
+        except FileNotFoundError:
+            self._begin_anew()
+            return self._curves
+        if facts.st_ino != self._inode or self._before(self._offset) != self._last:
+            self._begin_anew()
+            self._inode = facts.st_ino
+        lines, offset = metrics_after(self._file, self._offset)
+        for line in lines:
+            self._reader.take(line)
+        if offset != self._offset:
+            self._offset, self._last = offset, self._before(offset)
+            self._curves = self._reader.curves()
+        return self._curves
+
+    def _before(self, offset: int) -> bytes:
+        """Return the bytes before a place; fewer where the file is shorter."""
+        begin = max(0, offset - SEEN_BYTES)
+        with open(self._file, "rb") as file:
+            file.seek(begin)
+            return file.read(offset - begin)
 
 
 def ends(points: Points) -> tuple[float, float]:

@@ -102,7 +102,7 @@ class JobSummary:
         metrics: what it was like before and after, the main metric first.
         best: the best step; None: nothing says which is better.
         checkpoints: those that are kept, oldest first.
-        rollouts: by buffer `issued`, `waiting` and what became of the others, as `trinity show` says.
+        rollouts: by buffer `issued`, `waiting` and what happened to the others, as `trinity show` says.
         counts: of what was left out or done again beside them.
         tokens: `generated` by engines here, and `trained`; None: not counted.
         time: seconds of each part of the run; parts overlap.

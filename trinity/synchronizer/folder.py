@@ -281,7 +281,7 @@ class FolderSynchronizer:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SyncError(
                 f"{path} is not what a trainer of this version writes ({type(error).__name__}: {error}); start the "
-                "trainer again, which writes it anew",
+                "trainer again, which writes it again",
                 code="E7041",
             ) from error
 

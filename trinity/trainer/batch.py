@@ -116,8 +116,7 @@ def collate(experiences: Sequence[Experience]) -> TrainBatch:
     if not experiences:
         raise ValueError("cannot collate an empty list of experiences")
     experiences, rows_per_experience = _rows(experiences)
-    for exp in experiences:
-        _check(exp)
+    _check(experiences)
     names = [f for f in _COLUMNS if all(vars(exp)[f] is not None for exp in experiences)]
     fields = {f.destination_field: f for f in experiences[0].custom_fields}
     versions = [exp.info.get("model_version") for exp in experiences]
@@ -166,13 +165,16 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _check(exp: Experience) -> None:
-    if exp.response_length < 1:
-        raise DataError(f"experience {exp.eid.uid} has no response token and cannot be trained on", code="E4603")
+def _check(experiences: Sequence[Experience]) -> None:
+    for exp in experiences:
+        if exp.response_length < 1:
+            raise DataError(f"experience {exp.eid.uid} has no response token and cannot be trained on", code="E4603")
     for name in ("logprobs", "advantages", "returns"):
-        value = vars(exp)[name]
-        if value is not None and not bool(torch.isfinite(value).all()):
-            raise DataError(f"experience {exp.eid.uid}: {name} holds a value that is not finite", code="E4603")
+        found = [(exp, value) for exp in experiences if (value := vars(exp)[name]) is not None]
+        if not found or bool(torch.isfinite(torch.cat([value for _, value in found])).all()):
+            continue
+        bad = next(exp for exp, value in found if not bool(torch.isfinite(value).all()))
+        raise DataError(f"experience {bad.eid.uid}: {name} holds a value that is not finite", code="E4603")
 
 
 def mini_batches(

@@ -126,7 +126,7 @@ def in_order(
     """Return `rows` with those of common prefixes side by side.
 
     Two responses to one prompt are not compared: what they have in common by chance is not shared. A response is shared
-    with rows whose prompt goes on from it.
+    with rows whose prompt continues from it.
     """
     table, ends, prompts = tokens.numpy(), (lengths - 1).tolist(), prompt_lengths.tolist()
     keys = {row: np.ascontiguousarray(table[row, : ends[row]]).tobytes() for row in rows}

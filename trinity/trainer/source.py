@@ -76,7 +76,7 @@ class BufferSource:
     async def commit(self, step: int, uids: list[str]) -> dict[str, float]:
         """Record that step `step` used those of `uids` that were claimed here.
 
-        Return what became of the buffer's rollouts, as metrics.
+        Return what happened to the buffer's rollouts, as metrics.
         """
         own = [uid for uid in uids if uid in self._claimed]
         fates = await asyncio.to_thread(self.store.commit_step, self.token, step, own)

@@ -67,7 +67,7 @@ class CheckpointUploads:
         try:
             self._claim(replace(self._patience or Patience(), attempts=1))
         except AddressError as error:
-            _logger.warning("%s; training goes on, and it is tried again with each checkpoint", error.args[0])
+            _logger.warning("%s; training continues, and it is tried again with each checkpoint", error.args[0])
         for step in self._checkpoints.steps():
             self.offer(step)
 
@@ -170,13 +170,13 @@ class CheckpointUploads:
             sent = upload_folder(folder, target, seal=MANIFEST, patience=patience)
             if sent and step == max(self._checkpoints.steps()):
                 write_text(joined(self.address, LATEST), str(step), patience=patience)
-        except Exception as error:  # noqa: BLE001 - training goes on whatever a store does
+        except Exception as error:  # noqa: BLE001 - training continues whatever a store does
             if not (folder / MANIFEST).exists():
                 _logger.warning("checkpoint of step %d was removed before it was copied to %s", step, shown(target))
                 return None
             cause = error.args[0] if isinstance(error, TrinityError) else reason(error)
             _logger.warning(
-                "checkpoint of step %d is not copied to %s: %s; training goes on", step, shown(target), cause
+                "checkpoint of step %d is not copied to %s: %s; training continues", step, shown(target), cause
             )
             return False
         if sent:

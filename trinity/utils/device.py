@@ -1,4 +1,4 @@
-"""Devices: choice, fast number types, memory and threads.
+"""Devices: choice, fast data types, memory and threads.
 
 What is asked of an accelerator is asked of its module, `torch.<name>`, whose functions have the names of those of
 `torch.cuda`. Code that is only about "not the CPU" asks for `cpu`; `cuda` is for what CUDA alone has.
@@ -51,7 +51,7 @@ def has_bf16_units(device: torch.device) -> bool:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the number type that a configuration names.
+    """Return the data type that a configuration names.
 
     `auto` is bfloat16 if the device computes in it.
 

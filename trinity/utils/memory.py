@@ -20,7 +20,7 @@ def keep_freed_memory() -> bool:
     Return whether it does, instead of giving the memory back.
 
     A training step frees and allocates the same megabytes again and again. Given back in between, every page of them
-    has to be mapped and zeroed anew, which costs more than the arithmetic on them.
+    has to be mapped and zeroed again, which costs more than the arithmetic on them.
     """
     if not sys.platform.startswith("linux"):
         return False

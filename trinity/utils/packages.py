@@ -109,7 +109,7 @@ def explained_imports() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        way_out = "install it, or anew"
+        way_out = "install it, or reinstall it"
         if "flash_attn" in "".join(traceback.format_exception(error)):
             way_out = (
                 "Trinity needs no flash-attn, but transformers imports it where it is installed: remove it with `pip "

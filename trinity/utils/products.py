@@ -2,7 +2,7 @@
 
 PyTorch takes MKL for float32, which uses half the vector width on processors that are not Intel's; there oneDNN takes
 less than half the time with AVX-512. Which one is used depends on the processor alone, so that two runs on one machine
-compute the same bits. All else (bfloat16, CUDA) is PyTorch's own choice.
+compute bitwise identical results. All else (bfloat16, CUDA) is PyTorch's own choice.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _reads_faster_packed(dtype: torch.dtype, device_type: str) -> bool:
 
 @functools.cache
 def _can_pack(dtype: torch.dtype, device_type: str) -> bool:
-    """Return whether products have the same bits with oneDNN's own layout."""
+    """Return whether products are bitwise the same in oneDNN's own layout."""
     is_served = dtype == torch.bfloat16 or (dtype == torch.float32 and prefers_onednn())
     if device_type != "cpu" or not is_served or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False

@@ -46,7 +46,7 @@ class _LossyFile(io.FileIO):
         if self._is_told:
             return
         self._is_told = True
-        text = "%s cannot be written (%s): what is printed there is lost; the run and its log files go on"
+        text = "%s cannot be written (%s): what is printed there is lost; the run and its log files continue"
         # In a thread of its own: this one may hold the very stream to which the log goes as well.
         told = (text, self._what, cause)
         threading.Thread(target=get_logger("cli").warning, args=told, name="lost-output", daemon=True).start()

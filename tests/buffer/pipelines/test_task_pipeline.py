@@ -101,7 +101,7 @@ def test_tasks_are_made_once_and_read_by_the_explorer(tmp_path: Path) -> None:
     assert [(task.raw_task["q"], task.raw_task["a"]) for task in tasks] == [(ROWS[2]["q"], "7"), (ROWS[0]["q"], "9")]
     assert tasks[0].raw_task["priority"] > tasks[1].raw_task["priority"] and "note" not in tasks[0].raw_task
     before = os.stat(made.taskset.path or "")
-    # A run that goes on, and another one with the same tasks: nobody is asked, as there is no server.
+    # A run that continues, and another one with the same tasks: nobody is asked, as there is no server.
     assert pipeline(tmp_path, service=NO_SERVICE).run() == report
     assert os.stat(made.taskset.path or "") == before
     other = pipeline(tmp_path, service=NO_SERVICE, out="other")

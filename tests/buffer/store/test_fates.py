@@ -1,4 +1,4 @@
-"""What became of every rollout: the numbers of the log, and when they do not add up."""
+"""What happened to every rollout: the numbers of the log, and when they do not add up."""
 
 from __future__ import annotations
 

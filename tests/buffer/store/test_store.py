@@ -62,7 +62,7 @@ def test_a_repeated_append_changes_nothing(store: ExperienceStore) -> None:
 
 
 def test_a_finished_step_that_is_explored_again_with_other_turns_stays_as_it_was(store: ExperienceStore) -> None:
-    """What a killed explorer explores anew is not what was stored, and what was stored may be trained already."""
+    """What a killed explorer explores again is not what was stored, and what was stored may be trained already."""
     turns = [experience(2, 0, turn=turn) for turn in range(2)]
     scope = {"run": RUN, "producer": PRODUCER}
     append(store, 1, 1)

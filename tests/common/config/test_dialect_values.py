@@ -36,7 +36,7 @@ def test_every_value_of_another_type_is_told(value: Any) -> None:
 
 
 def test_no_value_that_a_conversion_reads_is_silent() -> None:
-    """It is told, or what the file becomes is another, in some file; the schema examines it there."""
+    """It is reported, or what the file becomes is another, in some file; the schema examines it there."""
     known = [(base, outcome(base)) for base in BASES]
     silent = []
     for row, name in READ:

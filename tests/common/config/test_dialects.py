@@ -76,7 +76,7 @@ def test_the_places_of_the_table_are_keys_of_ours() -> None:
 
 
 def outcome(values: dict[str, Any], *overrides: str) -> tuple[Any, set[tuple[str, str]]]:
-    """Return what a file becomes, and what is told."""
+    """Return what a file becomes, and what is reported."""
     opened = open_source(values, overrides)
     return opened.tree.values, {(problem.code, problem.key) for problem in opened.problems}
 
@@ -122,7 +122,7 @@ def others_of(row: ForeignKey) -> list[Any]:
 
 @pytest.mark.difference("Keys of a veRL file that have no effect")
 def test_no_key_is_ignored() -> None:
-    """Another value of any key changes what some file becomes, or is told."""
+    """Another value of any key changes what some file becomes, or is reported."""
     known = [(base, outcome(base)) for base in BASES]
     ignored = []
     for row in (row for row in VERL_KEYS if row.fate is not Fate.OLDER):

@@ -77,7 +77,7 @@ ROWS = {
         (*TWO, *PPO, f"{TREE}.critic.megatron.param_offload=false", "trainer.param_offload=true"),
         "E1815", f"{TREE}.critic.megatron.param_offload", "critic.model.fsdp_config.param_offload",
     ),
-    "number type": ((*TWO, f"{ACTOR}.megatron.dtype=float16"), "E1857", f"{ACTOR}.megatron.dtype", "fsdp_config.dtype"),
+    "data type": ((*TWO, f"{ACTOR}.megatron.dtype=float16"), "E1857", f"{ACTOR}.megatron.dtype", "fsdp_config.dtype"),
     "shard groups": (
         (*TWO, f"{ACTOR}.fsdp_config.fsdp_size=1", "trainer.num_workers=12", f"{ACTOR}.fsdp_config.fsdp_size=4"),
         "E1838", f"{ACTOR}.fsdp_config.fsdp_size", "use one of 1, 2, 3, 6",

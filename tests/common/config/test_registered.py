@@ -266,7 +266,7 @@ def test_the_tables_state_the_constructors_arguments(kind: str) -> None:
         own = {key: default for key, default in named.items() if default is not inspect.Parameter.empty}
         assert own == dict(entry.args) and entry.required == named.keys() - own.keys() and entry.doc, name
         assert cls.default_args() == own | dict.fromkeys(entry.required)
-        # What goes on to a package of its own has the arguments of that package.
+        # What continues to a package of its own has the arguments of that package.
         assert entry.is_open == is_open == bool(entry.package), name
 
 

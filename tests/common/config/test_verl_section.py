@@ -201,7 +201,7 @@ def test_a_name_of_that_file_that_cannot_be_resolved_is_told_once(examined: Exam
 REFUSED = [
     ((f"{TREE}.{MODEL}.override_config={{attn_implementation: eager}}",), "E1885", "the trainer's own"),
     ((f"{TREE}.{MODEL}.override_config={{attention_dropout: 0.1}}",), "E1885", "differ from pass to pass"),
-    ((f"{TREE}.critic.model.override_config={{dtype: bfloat16}}",), "E1885", "number type of stored files"),
+    ((f"{TREE}.critic.model.override_config={{dtype: bfloat16}}",), "E1885", "data type of stored files"),
     ((f"{TREE}.critic.model.fused_kernel_options.impl_backend=liger",), "W1902", "no other kernels"),
     ((f"{TREE}.{ACTOR}.checkpoint.load_contents={json.dumps(CONTENTS)}",
       f"{TREE}.{ACTOR}.checkpoint.save_contents={json.dumps(CONTENTS)}"), "W1887", "written for others to read"),
@@ -213,7 +213,7 @@ REFUSED = [
 
 
 def number_types() -> list[str]:
-    """Return every key of actor and critic that takes a number type, from the schema."""
+    """Return every key of actor and critic that takes a data type, from the schema."""
     fields = ((".".join(map(str, path)), field) for path, field in fields_of(Root))
     found = [key for key, field in fields if "float16" in str(field.annotation)]
     return [key for key in found if key.startswith((f"{TREE}.{ACTOR}.", f"{TREE}.critic."))]

@@ -159,7 +159,7 @@ def test_an_answer_that_the_template_leaves_out_is_refused() -> None:
 def test_tool_calls_that_do_not_go_on_from_the_opening_are_refused() -> None:
     """DeepSeek-R1 opens a thought; what it writes for a call has none."""
     messages = [user("a"), call('{"a": 1}', content=None), result("2"), answer("3")]
-    with pytest.raises(DataError, match="does not go on from the opening") as caught:
+    with pytest.raises(DataError, match="does not continue from the opening") as caught:
         masked_conversation(family_tokenizer("deepseek_r1"), messages)
     assert caught.value.code == "E4021"
 

@@ -1,4 +1,4 @@
-"""Reward models: scores against Hugging Face's own, other tokenizers, what is refused, what becomes of a score."""
+"""Reward models: scores against Hugging Face's own, other tokenizers, what is refused, what happens to a score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that go on from each other as one experience: tokens, masks, log-probabilities, versions."""
+"""Calls that continue from each other as one experience: tokens, masks, log-probabilities, versions."""
 
 from __future__ import annotations
 

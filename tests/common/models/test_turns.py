@@ -1,4 +1,4 @@
-"""A conversation goes on from the tokens that were sampled, with the templates of eight families."""
+"""A conversation continues from the tokens that were sampled, with the templates of eight families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of a model: what they may not do is refused, what becomes of them is typed, and their tests are rewards."""
+"""Programs of a model: what they may not do is refused, what happens to them is typed, and their tests are rewards."""
 
 from __future__ import annotations
 

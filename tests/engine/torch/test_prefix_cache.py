@@ -49,7 +49,7 @@ def batch_of(made: tuple[Path, Decoder], *, prefix_bytes: int, **settings: Any) 
 
 
 def conversations(batch: RunningBatch, *, system: int, turns: int = 4, n: int = 2, reply: int = 37) -> list[Sample]:
-    """Return the samples of three conversations with one beginning; each goes on from its first sample."""
+    """Return the samples of three conversations with one beginning; each continues from its first sample."""
     histories = [text(system, 7) + text(10 + 30 * number, number) for number in range(3)]
     done = []
     for turn in range(turns):

@@ -32,7 +32,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 async def talk(made: TorchEngine, name: str, *, turns: int = 4, n: int = 2) -> list[Experience]:
-    """Return the samples of a conversation, each turn of which goes on from the first sample before."""
+    """Return the samples of a conversation, each turn of which continues from the first sample before."""
     history = [ord(letter) % 50 + 3 for letter in f"{'the same beginning of all ' * 2}{name}"]
     done: list[Experience] = []
     for turn in range(turns):

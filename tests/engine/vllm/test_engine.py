@@ -127,7 +127,7 @@ def test_a_call_that_nobody_waits_for_is_given_up(vllm: Served) -> None:
             await asyncio.sleep(0.05)
             if (await made.stats())["busy_s"] == busy["busy_s"]:
                 return busy["generated_tokens"]
-        raise AssertionError("the engine goes on")
+        raise AssertionError("the engine continues")
 
     try:
         run(late())

@@ -132,7 +132,7 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
     assert history == [(prompt + response, len(prompt), logprobs) for prompt, response, logprobs in sampled]
     tokenizer = family_tokenizer("qwen3")
     assert [tokenizer.decode(tokens[start:]) for tokens, start, _ in history[:STEPS]] == [CALL] * STEPS
-    # The library sends a call back as text of its own, so that no prompt goes on from what was sampled.
+    # The library sends a call back as text of its own, so that no prompt continues from what was sampled.
     later = [tokenizer.decode(tokens[:start]) for tokens, start, _ in history[1:]]
     assert all("Calling tools:\n[{'id': 'call_" in prompt and "Observation:\n3" in prompt for prompt in later)
     assert [now - then for now, then in zip(caller.turns(), before, strict=True)] == [0, 0]

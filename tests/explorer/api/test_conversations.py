@@ -92,7 +92,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def converse(model: ModelWrapper, **options: Any) -> list[list[dict[str, Any]]]:
-    """Hold a conversation of three turns by the client, which goes on from each last answer; return the prompts."""
+    """Hold a conversation of three turns by the client, which continues from each last answer; return the prompts."""
     messages: list[dict[str, Any]] = list(USER)
     prompts = []
     with model.get_openai_client() as client:

@@ -99,7 +99,7 @@ def test_a_stream_of_texts(served: Served) -> None:
 
 
 def test_parts_come_while_the_engine_samples(served: Served) -> None:
-    """The engine goes on after 20 tokens only when the client has had a part."""
+    """The engine continues after 20 tokens only when the client has had a part."""
     model = served.rollout()
     loop = served.engine._loaded[1]  # type: ignore[attr-defined]
     step, has_part, waited = loop.batch.step, threading.Event(), list[bool]()

@@ -63,7 +63,7 @@ def asked(client: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
 def test_a_conversation_goes_on_from_the_tokens_of_a_call(caller: Rollouts, keeps_thoughts: bool) -> None:
-    """A client that sends the thought back goes on exactly; without it the template writes another conversation."""
+    """A client that sends the thought back continues exactly; without it the template writes another conversation."""
     model = caller.rollout()
     before = caller.turns()
     with model.get_openai_client() as client:

@@ -143,7 +143,7 @@ def test_a_file_that_was_altered_in_between_is_written_again(verl: Written, tmp_
 def test_a_full_disk_is_told_and_what_is_there_stays(verl: Written, tmp_path: Path) -> None:
     wanted = ExportRequest(verl.folder, tmp_path / "out", max_shard_size="60KB")
     failpoints.configure("convert.before_rename=enospc@2")
-    refused(wanted, "E7055", "no space left .*the same command goes on")
+    refused(wanted, "E7055", "no space left .*the same command continues")
     failpoints.configure("")
     assert export_checkpoint(wanted).num_kept == 1
 

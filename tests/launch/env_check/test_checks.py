@@ -221,9 +221,9 @@ def test_a_good_workflow_has_no_finding(run: TinyRun, workflow: str) -> None:
     [
         ("clock", "determinism", "the prompt differs, '0+1= "),
         ("dice", "determinism", "the reward is "),
-        ("threads", "leaks", "4 more threads after 4 attempts"),
-        ("files", "leaks", "4 more open files after 4 attempts"),
-        ("children", "leaks", "4 more child processes after 4 attempts"),
+        ("threads", "leaks", "4 more threads after 4 rollouts"),
+        ("files", "leaks", "4 more open files after 4 rollouts"),
+        ("children", "leaks", "4 more child processes after 4 rollouts"),
         ("nan", "rewards", "very long: 2 of 2 rejected: Nan: reward must be a finite number"),
         ("first_word", "attempts", "silent: 2 of 2 failed: IndexError: list index out of range"),
         ("shared", "concurrency", "the reward is 1, then 0"),
@@ -245,8 +245,8 @@ def test_a_failure_names_the_line_of_the_plugin(run: TinyRun) -> None:
 @pytest.mark.parametrize(
     ("workflow", "check", "said"),
     [
-        ("memory", "leaks", "with every repetition; what is kept between attempts grows"),
-        ("constant", "rewards", "every attempt of every policy has the reward 0.5"),
+        ("memory", "leaks", "with every repetition; what is kept between rollouts grows"),
+        ("constant", "rewards", "every rollout of every policy has the reward 0.5"),
         ("likes_talk", "rewards", "see that the reward reads the answer"),
         ("outgrows", "attempts", "prompt was cut to model.max_prompt_tokens"),
     ],

@@ -23,9 +23,9 @@ class TOPRPolicyLossFn(TokenLossFn):
 
         -sg(alpha) A logprob,   alpha = 1 for A above the threshold, else clip(r, 0, 1)
 
-    arXiv:2503.14286v2, eq. 8: good responses are learnt at full weight, bad ones are unlearnt only as far as the policy
-    would still produce them. The ratio r = exp(logprob - old_logprob) is that of the token, where the paper has that of
-    the response. sg holds its argument.
+    arXiv:2503.14286v2, eq. 8: good responses are learned at full weight, bad ones are unlearnt only as far as the
+    policy would still produce them. The ratio r = exp(logprob - old_logprob) is that of the token, where the paper has
+    that of the response. sg holds its argument.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -117,7 +117,7 @@ class TaskPipeline:
                 logger.warning("task pipeline: nobody says which version of Data-Juicer would make %s now", folder)
             logger.info("task pipeline: %s is up to date (%d tasks)", folder, report["tasks_out"])
             return report
-        # Without a version any will do, as there is nobody to make it anew.
+        # Without a version any will do, as there is nobody to make it again.
         known = [self.cache / f"{digest}-{version}"] if version else sorted(self.cache.glob(f"{digest}-*"))
         kept = next((each for each in known if _report(each) is not None), None)
         report = None if kept is None else _report(kept)

@@ -74,7 +74,7 @@ class BaseSelector(Declared):
         """Learn how rows went, such as the mean reward of their rollouts.
 
         This is called after each explore step whose operators return the metric `selector_metric`. By default nothing
-        is learnt.
+        is learned.
         """
 
     def state_dict(self) -> dict[str, Any]:

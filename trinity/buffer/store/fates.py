@@ -1,4 +1,4 @@
-"""What became of every rollout.
+"""What happened to every rollout.
 
     issued = trained + filtered + stale + failed + waiting
 
@@ -73,7 +73,7 @@ def of_drop(reason: str) -> str:
 
 
 def add(connection: Connection, scope: Scope, owner: Owner, *, step: int, counts: Mapping[str, int]) -> dict[str, int]:
-    """Add what became of rollouts in `step`.
+    """Add what happened to rollouts in `step`.
 
     Return the owner's numbers until it.
     """
@@ -99,7 +99,7 @@ def take_back(connection: Connection, scope: Scope, *, consumer: str, cut: int) 
 
 
 def of_buffer(connection: Connection, scope: Scope, *, own: Mapping[str, int] | None = None) -> Fates:
-    """Return what became of all rollouts of a buffer.
+    """Return what happened to all rollouts of a buffer.
 
     Raises:
         StoreError: the numbers do not add up (E5213).
@@ -146,7 +146,7 @@ def num_newly_trained(connection: Connection, scope: Scope, *, consumer: str, st
 
 
 def appended(rows: Iterable[Mapping[str, Any]], *, known: set[str], given: Mapping[str, int] | None) -> dict[str, int]:
-    """Return what became of the rollouts of an explore step.
+    """Return what happened to the rollouts of an explore step.
 
     Args:
         rows: of its experiences.

@@ -48,7 +48,7 @@ class StoreQueries(ProducerBoard):
 
     @reconnecting
     def fates(self, buffer: str, *, run: str, stage: str = "") -> Fates:
-        """Return what became of all rollouts of the buffer.
+        """Return what happened to all rollouts of the buffer.
 
         Raises:
             StoreError: the numbers do not add up (E5213).

@@ -77,7 +77,7 @@ def _add_indexes(connection: Connection) -> None:
 def _add_fates(connection: Connection) -> None:
     """Add what an older program did not write.
 
-    That is which row stands for a rollout, and what became of rollouts.
+    That is which row stands for a rollout, and what happened to rollouts.
 
     What operators filtered and what failed before is not known: the counts begin with what is in the log.
     """

@@ -133,7 +133,7 @@ class ExperienceStore(StoreQueries):
         Both happen in one transaction. Rows are sorted by id. A step that the producer has already finished stays as it
         is: what was explored again may differ in turns and tasks, and would be trained in addition. Ids that the log
         has are left out. An empty list records an empty step. A `snapshot` of the producer is kept with the step, and
-        what became of the step's rollouts: `counts`, by fate, of all that it issued; None: of these alone.
+        what happened to the step's rollouts: `counts`, by fate, of all that it issued; None: of these alone.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -276,7 +276,7 @@ class ExperienceStore(StoreQueries):
     def commit_step(self, token: ConsumerToken, step: int, uids: Sequence[str]) -> Fates:
         """Record that training step `step` used `uids`, in that order.
 
-        The experiences must be claimed. Return what became of the buffer's rollouts; `own` is of this consumer.
+        The experiences must be claimed. Return what happened to the buffer's rollouts; `own` is of this consumer.
 
         Raises:
             StoreError: fenced (E5203), a row is not claimed (E5204), another commit of that step (E5207), or the fates

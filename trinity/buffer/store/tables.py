@@ -128,7 +128,7 @@ class StepExperienceModel(Base):
 
 
 class FateModel(Base):
-    """What became of rollouts, counted by those who know it (see `fates`).
+    """What happened to rollouts, counted by those who know it (see `fates`).
 
     Attributes:
         side: `producer`, `consumer` or `store`.

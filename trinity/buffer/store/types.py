@@ -13,7 +13,7 @@ NO_TASK = EID().tid
 
 @dataclass(frozen=True)
 class Fates:
-    """What became of the rollouts of a buffer.
+    """What happened to the rollouts of a buffer.
 
     `issued` is the sum of `ended` and `waiting`.
 

@@ -1,4 +1,4 @@
-"""Base of all sections: strictness, number types, documented fields.
+"""Base of all sections: strictness, data types, documented fields.
 
 A field is documented where it is declared: meaning, unit, range and the source of its default.
 """
@@ -191,7 +191,7 @@ class Facts:
     """Properties of a key beside type, default and meaning; all optional.
 
     Attributes:
-        support: what of it is refused; null: nothing.
+        support: which values are refused; null: none.
         idle: a value that changes nothing.
         idle_with: values of other keys with which no value of it changes anything.
         mirrors: the key that is another name of this one: what is written under one name holds under both.
@@ -293,7 +293,10 @@ def key(
     )
     if facts != NO_FACTS:
         extra["facts"] = facts
-    return Field(default=default, description=_described(description, facts, default), json_schema_extra=extra)
+    described = _described(description, facts, default)
+    if described != description:
+        extra["text"] = description
+    return Field(default=default, description=described, json_schema_extra=extra)
 
 
 def _described(text: str, facts: Facts, default: Any) -> str:

@@ -89,7 +89,7 @@ class GenerationConfig(Section):
     )
     max_tokens: Count | None = key(
         None,
-        "Longest response in tokens; null: model.max_response_tokens.",
+        "Longest response in tokens.",
         TRINITY,
         default_from="model.max_response_tokens",
     )
@@ -146,7 +146,7 @@ class TasksetConfig(Section):
     long_prompts: Literal["keep", "drop", "refuse"] = key(
         "keep",
         "Rows whose prompt has more than model.max_prompt_tokens tokens, with the chat template: keep: the model's "
-        "section says what becomes of them; drop: they are left out; refuse: the run does not begin.",
+        "section says what happens to them; drop: they are left out; refuse: the run does not begin.",
         OWN,
     )
     weight: Positive | None = key(
@@ -265,15 +265,15 @@ class TrainerInput(Section):
 class BufferConfig(Section):
     """Batch sizes, and the places of tasks and experiences."""
 
-    batch_size: Count = key(1, "Tasks per explorer step, >= 1.", GUIDE)
+    batch_size: Count = key(1, "Tasks per explore step, >= 1.", GUIDE)
     train_batch_size: Natural = key(
         0,
-        "Rollouts per trainer step, with all of their experiences; 0: batch_size times algorithm.repeat_times.",
+        "Rollouts per training step, with all of their experiences; 0: batch_size times algorithm.repeat_times.",
         GUIDE,
         verl_names=("ppo_mini_batch_size",),
     )
     total_epochs: Count = key(1, "Passes over the tasks, >= 1.", TRINITY)
-    total_steps: Count | None = key(None, "Explorer steps; wins over total_epochs.", GUIDE)
+    total_steps: Count | None = key(None, "Explore steps; wins over total_epochs.", GUIDE)
     explorer_input: ExplorerInput = section(ExplorerInput, "Tasks of the explorer.")
     trainer_input: TrainerInput = section(TrainerInput, "Experiences of the trainer.")
     max_bad_row_ratio: Fraction = key(

@@ -82,13 +82,13 @@ class Config(PublishedConfig):
     checkpoint_job_dir: str = key("", "<root>/<project>[/<group>]/<name>.", TRINITY, derived=True)
     continue_from_checkpoint: bool = key(True, "Resume; false: start <name>_<timestamp> if the job has files.", GUIDE)
     ray_namespace: str = key("", "Namespace of the run; empty: <project>[/<group>]/<name>.", GUIDE)
-    ignore_validator_suggestions: bool = key(False, "Accepted; this project never stops to ask.", TRINITY)
+    ignore_validator_suggestions: bool = key(False, "Without effect: this project never stops to ask.", TRINITY)
     seed: Int = key(DEFAULT_SEED, "Seed of everything that is not seeded elsewhere.", OWN)
-    deterministic: bool = key(False, "Equal runs give equal bits, resumed or not.", OWN)
+    deterministic: bool = key(False, "Identical runs give bitwise identical results, resumed or not.", OWN)
     plugin_dirs: tuple[str, ...] = key(
         (), "Folders of plugin files, as --plugin-dir; relative: to the working directory.", OWN
     )
-    algorithm: AlgorithmConfig = section(AlgorithmConfig, "What is optimised.")
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, "Algorithm, optimizer and loss.")
     model: ModelConfig = section(ModelConfig, "Which model is trained.")
     cluster: ClusterConfig = section(ClusterConfig, "Machines.")
     buffer: BufferConfig = section(BufferConfig, "Tasks and experiences.")

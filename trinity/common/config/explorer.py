@@ -32,7 +32,7 @@ from trinity.common.config.model import InferenceModelConfig
 class OverRolloutConfig(Section):
     """Continuation before the slowest tasks of a batch are done."""
 
-    ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of tasks that need not be waited for, [0, 1).", GUIDE)
+    ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of straggler tasks that may be abandoned.", GUIDE)
     wait_after_min: NonNegative = key(30.0, "Wait after the required share in seconds.", GUIDE)
     return_partial_tasks: bool = key(False, "Keep the finished repeats of unfinished tasks.", TRINITY)
 
@@ -78,11 +78,11 @@ class ExplorerConfig(Section):
         TRINITY,
         renamed=Renamed("explorer.runner_per_model", "Trinity-RFT 0.3"),
     )
-    max_timeout: Positive = key(1800.0, "Longest time of one attempt at a workflow in seconds, > 0.", TRINITY)
-    max_retry_times: Natural = key(2, "Further attempts after a failure or a timeout.", GUIDE)
+    max_timeout: Positive = key(1800.0, "Longest time of one rollout in seconds, > 0.", TRINITY)
+    max_retry_times: Natural = key(2, "Retries of a rollout that failed or timed out.", GUIDE)
     env_vars: dict[str, str] = key({}, "Environment variables of the runners.", GUIDE)
     runner_prepare_concurrency: Count = key(8, "Runners prepared at once.", TRINITY)
-    runner_prepare_max_retries: Natural = key(2, "Attempts to prepare a runner.", TRINITY)
+    runner_prepare_max_retries: Natural = key(2, "Retries of a runner that cannot be prepared.", TRINITY)
     concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = key(
         "sequential", "How a runner does the repeats of a workflow that cannot repeat itself.", TRINITY
     )
@@ -103,7 +103,7 @@ class ExplorerConfig(Section):
     eval_interval: Count | None = key(100, "Steps between evaluations, >= 1; null: never.", GUIDE)
     eval_on_startup: bool = key(True, "Evaluate the original model at step 0.", GUIDE)
     bench_on_latest_checkpoint: bool = key(False, "Mode bench: only the latest checkpoint.", TRINITY)
-    over_rollout: OverRolloutConfig = section(OverRolloutConfig, "Go on before the slowest tasks are done.")
+    over_rollout: OverRolloutConfig = section(OverRolloutConfig, "Continue before the slowest tasks are done.")
     dynamic_timeout: DynamicTimeoutConfig = section(DynamicTimeoutConfig, "Deadline from measured times.")
     runner_state_report_interval: NonNegative = key(0.0, "Seconds between reports of runner states; 0: none.", GUIDE)
     engine_recovery_timeout: Positive = key(300.0, "Longest time without any engine in seconds; then an error.", OWN)

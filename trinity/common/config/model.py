@@ -46,16 +46,16 @@ class LoraConfig(Section):
     lora_rank: Count = key(32, "Rank, >= 1.", TRINITY, idle_with=_OF_NEW)
     lora_alpha: Count = key(32, "Scale numerator, >= 1.", TRINITY, idle_with=_OF_NEW)
     lora_dtype: str = key(
-        "auto", "Number type of the adapter's parameters; auto: float32.", TRINITY, support=only("auto", "float32")
+        "auto", "Data type of the adapter's parameters; auto: float32.", TRINITY, support=only("auto", "float32")
     )
     target_modules: str | tuple[str, ...] = key(
         "all-linear",
-        "Linear maps that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
+        "Linear layers that get an adapter: a list of names, or a regular expression of whole names; all-linear: all.",
         TRINITY,
         idle_with=_OF_NEW,
     )
     exclude_modules: str | tuple[str, ...] | None = key(
-        None, "Linear maps that get none, as target_modules; null: none is excluded.", TRINITY, idle_with=_OF_NEW
+        None, "Linear layers that get none, as target_modules; null: none is excluded.", TRINITY, idle_with=_OF_NEW
     )
     is_dummy: bool = key(False, "The adapter is made by the run; filled in from path.", TRINITY)
 
@@ -185,7 +185,7 @@ class InferenceModelConfig(Section):
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
         "auto",
-        "Number type of the engine's weights; auto: bfloat16 where the device computes in it.",
+        "Data type of the engine's weights; auto: bfloat16 where the device computes in it.",
         TRINITY,
         idle_with=_OF_ENGINE,
         is_engine_arg=True,

@@ -56,7 +56,7 @@ def repeat_times(config: Config) -> int:
 
 
 def num_explored(config: Config) -> int:
-    """Return the rollouts of an explorer step."""
+    """Return the rollouts of an explore step."""
     return config.buffer.batch_size * repeat_times(config)
 
 
@@ -98,7 +98,7 @@ def sync_intervals(config: Config) -> tuple[int, int]:
 
 
 def rhythm(config: Config, taken: int) -> tuple[int, int]:
-    """Return matching explorer and trainer steps: the intervals, if fixed.
+    """Return matching explorer and training steps: the intervals, if fixed.
 
     Otherwise they follow from the rollouts made and `taken`, those of a training step.
     """
@@ -123,7 +123,7 @@ def temperature(config: Config, schema: str) -> float:
 
 
 def critic_sharding(config: Config) -> Key[FsdpConfig]:
-    """Return which section has the critic's sharding and number types."""
+    """Return which section has the critic's sharding and data types."""
     is_older = config.trainer.trainer_config.critic.fsdp is None
     return CRITIC.model.fsdp_config if is_older else present(CRITIC.fsdp)
 
@@ -139,7 +139,7 @@ def writes_products(fsdp: FsdpConfig) -> bool:
 
 
 def critic_products(config: Config) -> FsdpConfig:
-    """Return the section with the number type of the critic's products.
+    """Return the section with the data type of the critic's products.
 
     It is the actor's where the critic's has none.
     """

@@ -64,7 +64,7 @@ class RewardModelConfig(Section):
     worker: str = key("sequence_classifier", "Class that scores; a plugin registers its own in REWARD_MODELS.", OWN)
     worker_args: Args = key({}, "Arguments of a worker from a plugin.", OWN)
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
-        "auto", "Number type of the model; auto: bfloat16 where the device computes in it.", OWN
+        "auto", "Data type of the model; auto: bfloat16 where the device computes in it.", OWN
     )
     micro_batch_size: Count | None = key(None, "", GUIDE, renamed=Renamed("micro_batch_size_per_gpu"))
     micro_batch_size_per_gpu: Count | None = key(None, "Conversations per forward pass.", VERL, fallback=64)

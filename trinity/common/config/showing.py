@@ -55,7 +55,7 @@ def _literal(value: Any) -> Any:
 
 
 def unwritten_types(config: Config) -> list[str]:
-    """Return the keys of number types that nobody wrote.
+    """Return the keys of data types that nobody wrote.
 
     A configuration that was dumped has them like written ones.
     """

@@ -33,10 +33,10 @@ class SynchronizerConfig(Section):
     sync_offset: Natural = key(0, "Steps that the explorer runs ahead.", GUIDE)
     sync_timeout: Positive = key(3600.0, "Longest wait for the other side in seconds, > 0.", TRINITY)
     explorer_sync_interval: Count | None = key(
-        None, "Explorer steps; null: sync_interval.", TRINITY, default_from="synchronizer.sync_interval"
+        None, "Explore steps between synchronisations.", TRINITY, default_from="synchronizer.sync_interval"
     )
     trainer_sync_interval: Count | None = key(
-        None, "Trainer steps; null: sync_interval.", TRINITY, default_from="synchronizer.sync_interval"
+        None, "Training steps between synchronisations.", TRINITY, default_from="synchronizer.sync_interval"
     )
     max_staleness: Natural | None = key(
         None,
@@ -46,8 +46,8 @@ class SynchronizerConfig(Section):
     )
     update_in_flight: bool = key(
         False,
-        "Style fully_async: samples under way go on over a weight update, and tasks begin one by one; tokens carry "
-        "versions.",
+        "Style fully_async: samples under way continue across a weight update, and tasks begin one by one; tokens "
+        "carry versions.",
         OWN,
     )
     checkpoint_delta: bool = key(

@@ -61,7 +61,7 @@ class WrapPolicy(Section):
 
 
 class MixedPrecision(Section):
-    """Number types of computation and reduction."""
+    """Data types of computation and reduction."""
 
     param_dtype: FloatType = key("bf16", "Weights in computation.", VERL, support=SCALED)
     reduce_dtype: FloatType = key("fp32", "Sums over workers.", VERL, support=SCALED)
@@ -69,7 +69,7 @@ class MixedPrecision(Section):
 
 
 class FsdpConfig(Section):
-    """Sharding, offload and number types of one model."""
+    """Sharding, offload and data types of one model."""
 
     wrap_policy: WrapPolicy = section(WrapPolicy, "Which modules are sharded on their own.")
     param_offload: bool = key(False, "Weights in host memory between phases.", GUIDE)
@@ -82,8 +82,8 @@ class FsdpConfig(Section):
     model_dtype: FloatType | None = key(
         None, "Stored weights; null: fp32 if trained, else bf16.", VERL, support=only(None, "fp32", "float32")
     )
-    mixed_precision: MixedPrecision | None = key(None, "Number types; null: bf16 with fp32 sums.", VERL)
-    dtype: FloatType = key("bfloat16", "Number type of autocast.", VERL, support=SCALED)
+    mixed_precision: MixedPrecision | None = key(None, "Data types; null: bf16 with fp32 sums.", VERL)
+    dtype: FloatType = key("bfloat16", "Data type of autocast.", VERL, support=SCALED)
     use_orig_params: bool = key(False, "Accepted: shapes are always kept.", VERL)
     ulysses_sequence_parallel_size: Count | None = key(
         None, "Devices per sequence; null: of the model.", VERL, support=LATER
@@ -127,7 +127,7 @@ class CheckpointContents(Section):
 
     load_contents: tuple[Content, ...] = key(("model", "optimizer", "extra"), "Parts that are loaded.", GUIDE)
     save_contents: tuple[Content, ...] = key(("model", "optimizer", "extra"), "Parts that are saved.", GUIDE)
-    async_save: bool = key(False, "Write while training goes on.", VERL, support=LATER)
+    async_save: bool = key(False, "Write while training continues.", VERL, support=LATER)
     strict: bool = key(True, "Every tensor must be present.", VERL, support=LATER)
     save_lora_only: bool = key(False, "Save only the adapter.", VERL, support=LATER)
 

@@ -41,7 +41,7 @@ _AS_POLICY = {
 class CriticModelConfig(VerlModelConfig):
     """Loading and execution of the critic."""
 
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.", at=_HOST_AS_POLICY)
+    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and data types.", at=_HOST_AS_POLICY)
 
 
 _MODEL = "trainer.trainer_config.actor_rollout_ref.model"

@@ -76,7 +76,7 @@ class MegatronEngineConfig(Section):
         VERL,
         support=undone(
             why="gradients are summed by PyTorch's FSDP2, not in Megatron's buffers",
-            instead="remove it; `actor.fsdp_config.mixed_precision.reduce_dtype` is the number type of the sums",
+            instead="remove it; `actor.fsdp_config.mixed_precision.reduce_dtype` is the data type of the sums",
         ),
     )
     override_transformer_config: Args = key({}, "Changes to Megatron's transformer.", VERL, entries=_TRANSFORMER)
@@ -94,7 +94,7 @@ class MegatronEngineConfig(Section):
     )
     dtype: FloatType = key(
         "bfloat16",
-        "Number type of autocast.",
+        "Data type of autocast.",
         VERL,
-        support=undone(why="the number type of products stands elsewhere", instead="write `actor.fsdp_config.dtype`"),
+        support=undone(why="the data type of products stands elsewhere", instead="write `actor.fsdp_config.dtype`"),
     )

@@ -46,7 +46,7 @@ class ActorConfig(Section):
 
     strategy: Strategy | None = key(None, "Sharding.", GUIDE, mirrors="trainer.trainer_strategy")
     ppo_mini_batch_size: Count | None = key(
-        None, "Rollouts per optimizer step: always buffer.train_batch_size.", VERL, derived=True
+        None, "Rollouts per training step: always buffer.train_batch_size.", VERL, derived=True
     )
     ppo_micro_batch_size: Count | None = key(
         None, "", GUIDE, renamed=Renamed("ppo_micro_batch_size_per_gpu", "veRL 0.2")
@@ -78,7 +78,7 @@ class ActorConfig(Section):
     entropy_checkpointing: bool = key(False, "Accepted: the entropy is always recomputed in the backward pass.", GUIDE)
     checkpoint: CheckpointContents = section(CheckpointContents, "What a checkpoint holds.")
     optim: VerlOptimConfig = section(VerlOptimConfig, "Optimizer.", at=_OF_ALGORITHM)
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and number types.", at=_HOST)
+    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding and data types.", at=_HOST)
     megatron: MegatronEngineConfig = section(
         MegatronEngineConfig, "Parallel groups of Megatron.", VERL, at={"grad_offload": Facts(idle=GRADIENTS_KEPT)}
     )
@@ -150,7 +150,7 @@ class RefConfig(Section):
     model: Args | None = key(None, "Another reference model; null: the initial policy.", VERL, support=LATER)
     fsdp_config: FsdpConfig = section(
         FsdpConfig,
-        "Sharding and number types.",
+        "Sharding and data types.",
         at=SCORES_ONLY | {"offload_policy": Facts(default_from="trainer.offload_policy")},
     )
     megatron: MegatronEngineConfig = section(

@@ -132,7 +132,7 @@ class AnswerRenderer:
         *,
         parse: Callable[[str], Message] | None = None,
     ) -> list[int] | None:
-        """Return the tokens of a prompt that goes on from what was said.
+        """Return the tokens of a prompt that continues from what was said.
 
         They begin with `said.tokens`, whether or not the tokenizer would cut the text so. None if the template does not
         write in this prompt what was said, as one that drops earlier thoughts, or moves the system prompt; blanks
@@ -210,8 +210,8 @@ class AnswerRenderer:
             return written
         if content is None or not (content or as_said):
             raise DataError(
-                "the chat template does not go on from the opening of its answers, which only an answer of text can do "
-                "without; leave enable_thinking out, or use another chat_template",
+                "the chat template does not continue from the opening of its answers, which only an answer of text can "
+                "do without; leave enable_thinking out, or use another chat_template",
                 code="E4021",
             )
         body = written.removesuffix(self._frame.end)

@@ -17,7 +17,7 @@ class History(list[Experience]):
         limit: how many at most, `history_limit` of the model.
 
     Attributes:
-        dropped: older ones that had to go. The first time is told, and every further `limit` of them.
+        dropped: older ones that had to go. The first time is reported, and every further `limit` of them.
     """
 
     def __init__(self, limit: int) -> None:

@@ -106,4 +106,4 @@ def _refusal(hub_id: str, error: Exception) -> str:
     if isinstance(error, RepositoryNotFoundError):
         return f"{what} {constants.ENDPOINT} has no such model, or hides it from you; check the id, or set HF_TOKEN"
     reason = redact(f"{type(error).__name__}: {error}".replace("\n", " ")[:300])
-    return f"{what} {constants.ENDPOINT} did not give it ({reason}); run again to go on with it, or {elsewhere}"
+    return f"{what} {constants.ENDPOINT} did not give it ({reason}); run again to continue with it, or {elsewhere}"

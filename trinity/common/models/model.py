@@ -203,7 +203,7 @@ class ModelWrapper:
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
         """Return `n` answers to a conversation.
 
-        Where it goes on from an earlier answer, its prompt begins with the tokens of that call, as far as the chat
+        Where it continues from an earlier answer, its prompt begins with the tokens of that call, as far as the chat
         template allows. With a reward model, each experience also holds the conversation.
         """
         arguments = self._arguments(kwargs)
@@ -237,7 +237,7 @@ class ModelWrapper:
     ) -> Experience:
         """Return a conversation as an experience whose actions are its answers.
 
-        Answers of this rollout that go on from each other have the tokens that were sampled, and, at no other
+        Answers of this rollout that continue from each other have the tokens that were sampled, and, at no other
         `temperature`, their log-probabilities. Others are rendered and scored.
         """
         calls = self._turns.sampled(messages, tools) if messages[-1].get("role") == "assistant" else None
@@ -292,7 +292,7 @@ class ModelWrapper:
     def extract_trajectories_from_history(self, clear_history: bool = True) -> list[Experience]:
         """Return the experiences of all conversations so far.
 
-        Calls that go on from each other are one experience, in which every response is trained once.
+        Calls that continue from each other are one experience, in which every response is trained once.
 
         Raises:
             EngineError: the history is not recorded (E5609).
@@ -343,7 +343,7 @@ class ModelWrapper:
     def take_over(self, other: ModelWrapper) -> ModelWrapper:
         """Become `other`, with its rollout and its history.
 
-        Clients of this model go on as clients of it.
+        Clients of this model continue as clients of it.
         """
         self.__dict__.update(other.__dict__)
         return self

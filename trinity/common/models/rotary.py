@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def settle_rotary(model: PreTrainedModel, *, max_model_len: int | None) -> None:
     """Fix rotary frequencies, whatever the longest row of a call.
 
-    Transformers would choose them anew in each call. With `longrope`, all rows get the long frequencies if
+    Transformers would choose them again in each call. With `longrope`, all rows get the long frequencies if
     `max_model_len` exceeds the model's original length, and the short ones otherwise, as in vLLM. A row that crosses
     that length keeps its frequencies. The model's configuration is not changed.
 

@@ -256,7 +256,7 @@ def _part(tensor: Any) -> Tensor:
 
 
 def _same(one: Tensor, other: Any) -> bool:
-    """Return whether two tensors are equal bit by bit."""
+    """Return whether two tensors are bitwise identical."""
     if _is_distributed(other) or one.shape != other.shape or one.dtype != other.dtype:
         return False
     a, b = (each.detach().contiguous().view(-1).view(torch.uint8) for each in (one, other))

@@ -19,7 +19,7 @@ from trinity.common.experience import Experience
 def trajectories(calls: Sequence[Experience]) -> list[Experience]:
     """Return one experience for each conversation of a rollout.
 
-    A call goes on from another if its prompt begins with all tokens of that. The calls are a tree, and each of its
+    A call continues from another if its prompt begins with all tokens of that. The calls are a tree, and each of its
     leaves is one experience. Every response is trained once: what branches have in common is an action in the first of
     them, and context in the others.
 
@@ -42,7 +42,7 @@ def trajectories(calls: Sequence[Experience]) -> list[Experience]:
 
 
 def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None) -> Experience:
-    """Return calls, each of which goes on from the one before it, as one.
+    """Return calls, each of which continues from the one before it, as one.
 
     It has the tokens of the last call and the log-probabilities [R] as sampled, if all calls have them; its actions are
     the responses.
@@ -94,6 +94,6 @@ def goes_on_from(call: Experience, earlier: Experience) -> bool:
 
 
 def _parent(place: int, calls: Sequence[Experience]) -> int | None:
-    """Return the longest earlier call that a call goes on from."""
+    """Return the longest earlier call that a call continues from."""
     found = [earlier for earlier in range(place) if goes_on_from(calls[place], calls[earlier])]
     return max(found, key=lambda earlier: len(calls[earlier].tokens), default=None)

@@ -1,4 +1,4 @@
-"""The answers of a rollout, from which its conversations go on.
+"""The answers of a rollout, from which its conversations continue.
 
 A further turn contains the earlier answers as text. Tokenised again they need not be the tokens that were sampled. So a
 conversation is found by its messages, and its next prompt begins with the tokens of the call that gave its last answer.
@@ -92,7 +92,7 @@ class Turns:
     def sampled(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[Experience] | None:
         """Return the calls that gave the answers of a conversation.
 
-        Each goes on from the one before it. None if an answer came from elsewhere, or a call did not go on.
+        Each continues from the one before it. None if an answer came from elsewhere, or a call did not continue.
         """
         key = _digest(b"", tools)
         calls: list[Experience] = []
@@ -113,7 +113,8 @@ class Turns:
             self._answers.popitem(last=False)
             if not self._is_full:
                 logger.warning(
-                    "a rollout has more than %d answers; conversations that go on from older ones are tokenised again",
+                    "a rollout has more than %d answers; conversations that continue from older ones are tokenised "
+                    "again",
                     MAX_ANSWERS,
                 )
             self._is_full = True

@@ -96,7 +96,7 @@ def copy_weights(
 ) -> None:
     """Copy all `weights` into `targets` in place; share no memory.
 
-    Number type and device are converted. Names and shapes are verified before the first copy, so a refusal changes
+    Data type and device are converted. Names and shapes are verified before the first copy, so a refusal changes
     nothing.
 
     Raises:

@@ -57,7 +57,7 @@ def run_code(
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,
 ) -> CodeOutcome:
-    """Return what became of a Python program.
+    """Return what happened to a Python program.
 
     It never raises for what the program did, and never takes much longer than `timeout_s`.
 

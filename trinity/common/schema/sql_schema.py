@@ -51,7 +51,7 @@ def _part(name: str, *columns: str, where: str) -> Index:
 class ExperienceBlobModel(Base):
     """The payload of an experience, apart from what changes later.
 
-    A database writes a changed row anew, with all of its bytes.
+    A database writes a changed row again, with all of its bytes.
 
     Attributes:
         id: of the experience.
@@ -78,7 +78,7 @@ class ExperienceModel(Base):
         task_id: `batch/task`, the group.
         run_id: number of the rollout in its group.
         msg_id: turn within the rollout.
-        is_first: 1 for one row of each rollout, whose state says what became of the rollout.
+        is_first: 1 for one row of each rollout, whose state says what happened to the rollout.
         model_version: version of the weights that sampled it.
         reward: scalar reward, NULL where there is none.
         consumed: 1 once trained.

@@ -200,7 +200,7 @@ class Sender:
     def send(self, weights: Mapping[str, Tensor]) -> None:
         """Broadcast a header, then the bytes of all tensors in buckets.
 
-        The header holds the name, number type and shape of each tensor, in the order of their bytes.
+        The header holds the name, data type and shape of each tensor, in the order of their bytes.
 
         Raises:
             RuntimeError: a peer has died or does not take part in time.

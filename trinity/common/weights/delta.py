@@ -30,7 +30,7 @@ THREADS = 4
 
 
 def is_comparable(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
-    """Return whether both have equal names, shapes and number types.
+    """Return whether both have equal names, shapes and data types.
 
     Only then can `write_delta` store one as a difference to the other.
     """
@@ -64,7 +64,7 @@ def write_delta(
 def apply_delta(file: Path, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `old` with a delta applied; the tensors of `old` do not change.
 
-    Unchanged tensors are shared with `old`. Shapes and number types are those of `old`.
+    Unchanged tensors are shared with `old`. Shapes and data types are those of `old`.
 
     Raises:
         SyncError: a tensor does not become what was published (E5507).

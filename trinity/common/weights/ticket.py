@@ -60,7 +60,7 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def fingerprint(weights: Mapping[str, Tensor], digests: Mapping[str, str] | None = None) -> str:
-    """Return the xxh3 over names, number types, shapes and bytes of tensors.
+    """Return the xxh3 over names, data types, shapes and bytes of tensors.
 
     It does not depend on their order or device.
 
@@ -72,7 +72,7 @@ def fingerprint(weights: Mapping[str, Tensor], digests: Mapping[str, str] | None
 
 
 def layout_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return the xxh3 over names, number types and shapes of tensors.
+    """Return the xxh3 over names, data types and shapes of tensors.
 
     For tensors handed over inside one device, whose bytes are not hashed.
     """

@@ -107,7 +107,7 @@ class Task:
             WorkflowError: the task names no workflow (E5108).
         """
         if self.workflow is None:
-            raise WorkflowError("the task has no workflow to attempt it; make it with Task(workflow=...)", code="E5108")
+            raise WorkflowError("the task has no workflow; make it with Task(workflow=...)", code="E5108")
         return self.workflow(task=self, model=model, auxiliary_models=auxiliary_models)
 
     def to_dict(self) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from torch.nn import functional
 from trinity.engine.torch.library_attention import fused_attention
 
 EXACT_KEYS = 512
-"""Number of keys multiplied in the wide number type; sums over different numbers of keys then round alike."""
+"""Number of keys multiplied in the wide data type; sums over different numbers of keys then round alike."""
 _BLOCK = 1024
 _SCORES = 1 << 22
 """Scores of one block where bits are not exact: a block of all keys takes no copies of parts of them."""
@@ -36,7 +36,7 @@ _HIDDEN = -1e30  # not -inf: a block of hidden keys only must give finite number
 
 @dataclass(frozen=True)
 class NumberTypes:
-    """Number types of attention.
+    """Data types of attention.
 
     Attributes:
         wide: type of sums over blocks, and of products of the first `EXACT_KEYS` keys where bits are exact.
@@ -71,7 +71,7 @@ class Part:
     """Attention over some of the keys.
 
     Attributes:
-        out: [A, H, M, D], in the wide number type.
+        out: [A, H, M, D], in the wide data type.
         lse: [A, H, M, 1], logarithm of the sum of the exponentials of the scores.
     """
 
@@ -128,12 +128,12 @@ def attend(
     On a CPU it takes two products per block, elsewhere a fused kernel. A CPU's kernel is as fast for float32 only.
 
     Args:
-        queries: in the weights' number type, not scaled yet.
-        keys: in any number type; at most one tile of them is converted at a time.
+        queries: in the weights' data type, not scaled yet.
+        keys: in any data type; at most one tile of them is converted at a time.
         values: likewise.
         bias: added to the scores, [A, 1, 1, W]; or [A, 1, M, T] with one for each query, of the last T keys. None adds
             nothing.
-        types: number types of the products.
+        types: data types of the products.
         is_merged: the result will be merged with further keys; otherwise `lse` may be a copy of `out`.
     """
     if queries.device.type == "cuda" or (not types.is_exact and keys.dtype == torch.float32):
@@ -190,11 +190,11 @@ def attend_causal(
     values: Float[Tensor, "G H P D"],
     types: NumberTypes,
 ) -> Float[Tensor, "G Q P D"]:
-    """Return causal attention in the queries' number type.
+    """Return causal attention in the queries' data type.
 
         out = softmax(queries keys^T / sqrt(D), over keys up to the query's position) values
 
-    Memory grows with P, not with its square. On a CPU, up to `EXACT_KEYS` tokens are computed in the wide number type.
+    Memory grows with P, not with its square. On a CPU, up to `EXACT_KEYS` tokens are computed in the wide data type.
     """
     dtype, (length, size) = queries.dtype, queries.shape[2:]
     scale = size**-0.5

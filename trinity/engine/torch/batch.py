@@ -214,7 +214,7 @@ class RunningBatch:
         """Return the slot positions that a step attends to.
 
         They are those of the longest row, rounded up. With fixed shapes they are all positions, or as many as give the
-        same bits with the fast path's attention.
+        bitwise same results with the fast path's attention.
         """
         if self.is_fixed and not (self.decoder.can_share_prompts and self.decoder.device.type == "cpu"):
             return self.max_length

@@ -85,7 +85,7 @@ def rope_tables(config: PreTrainedConfig, length: int) -> tuple[Tensor, Tensor]:
 class FastDecoder:
     """Llama, Qwen2 or Qwen3 with fused projections; see `Decoder`.
 
-    The cache has the weights' number type. With `is_exact` the bits of a row do not depend on other rows, and on a CPU
+    The cache has the weights' data type. With `is_exact` the bits of a row do not depend on other rows, and on a CPU
     products and sums of attention are wider: float64 for float32 weights, as in the trainer's attention, for prompts
     and responses of up to `EXACT_KEYS` tokens. Sums over different numbers of keys then round to the same float32, and
     rollout and training agree to the last digits. Beyond that, float64 would cost more than all other work, and float32
@@ -119,7 +119,7 @@ class FastDecoder:
         self.is_tied = bool(config.tie_word_embeddings)
         cached = 2 * config.num_hidden_layers * self.num_kv_heads * self.head_size
         self.kv_bytes_per_token = cached * torch.empty((), dtype=dtype).element_size()
-        # Same number type as the activations: a float32 table would promote bfloat16 queries and keys.
+        # Same data type as the activations: a float32 table would promote bfloat16 queries and keys.
         self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
         self.is_compiled = not is_exact and uses_kernels(self._num_elements(), device=device, dtype=dtype)
         self.embed = self._new(self.vocab_size, config.hidden_size)

@@ -30,7 +30,7 @@ def fused_attention(
     run at once, the keys are split and the splits are merged.
 
     Args:
-        queries: [A, H, M, D], in the number type of keys and values, not scaled.
+        queries: [A, H, M, D], in the data type of keys and values, not scaled.
         keys: [A, H, W, D].
         values: likewise.
         bias: [A, 1, 1, W] or [A, 1, M, W], added to the scores; at least one key of each query must be visible. With

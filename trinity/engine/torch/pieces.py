@@ -75,8 +75,8 @@ class Piece:
 
             out = softmax(queries keys^T / sqrt(D), over keys up to the query's position) values
 
-        On a CPU, up to `EXACT_KEYS` keys are multiplied in the wide number type, more in the narrow one. Shapes and
-        number types depend on the piece alone, so its bits do not depend on the rest of the pass.
+        On a CPU, up to `EXACT_KEYS` keys are multiplied in the wide data type, more in the narrow one. Shapes and
+        data types depend on the piece alone, so its bits do not depend on the rest of the pass.
         """
         length, _, size = queries.shape
         heads = self.states.shape[1]
@@ -107,7 +107,7 @@ class CausalBiases:
 
     Args:
         num_queries: query heads of a key head.
-        types: number types of attention.
+        types: data types of attention.
         device: device of the biases.
     """
 

@@ -28,7 +28,7 @@ class VisionDecoder(FastDecoder):
 
     Args:
         config: of the whole model.
-        dtype: number type of all weights.
+        dtype: data type of all weights.
         device: device of all weights.
         max_model_len: tokens of the longest row.
         is_exact: see `FastDecoder`.

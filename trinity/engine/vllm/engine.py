@@ -136,7 +136,7 @@ class VLLMEngine(LocalModel):
         self.workers = await started.llm.collective_rpc("trinity_start", args=(os.getpid(), self._temperature))
         started.own(self.workers)
         if any(worker["loaded"] != [str(dtype)] for worker in self.workers):
-            started.wire_dtype = torch.float32  # part of the model has a wider number type
+            started.wire_dtype = torch.float32  # part of the model has a wider data type
         get_logger("explorer").info(
             "vLLM engine: %s, %s on %s, %d sequences at once of %d tokens at most; workers %s",
             *(model.model_path, dtype, device, settings.max_num_seqs, self._max_model_len, self.workers),

@@ -1,7 +1,7 @@
 """Prompts with images for vLLM, prepared here.
 
-vLLM is handed what its own preparation would return: tokens, pixels, places and a name. So they are those of the
-trainer to the bit.
+vLLM is handed what its own preparation would return: tokens, pixels, places and a name. So they are
+bitwise those of the trainer.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Reloader:
 
 
 def loaded_dtypes(model: nn.Module) -> list[str]:
-    """Return the number types that weights are read in, before packing."""
+    """Return the data types that weights are read in, before packing."""
     tensors = (t for layer in model.modules() for t in get_layerwise_info(layer).restore_metadata[0].values())
     return sorted({str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()})
 

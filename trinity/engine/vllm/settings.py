@@ -160,7 +160,7 @@ def engine_arguments(
         settings: settings of the engine.
         text_config: sizes of the language model.
         folder: folder of the model.
-        dtype: number type of the weights; vLLM's own choice would round a float32 model to bfloat16.
+        dtype: data type of the weights; vLLM's own choice would round a float32 model to bfloat16.
         is_cpu: vLLM computes on a CPU.
         own: parameters of the sampler.
         changed: entries of the model's configuration, which vLLM replaces as a whole.

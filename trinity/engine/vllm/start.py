@@ -77,7 +77,7 @@ def async_llm(arguments: dict[str, Any], *, is_cpu: bool) -> tuple[Any, Scratch]
 
 
 def trial_of(facts: ModelFacts, dtype: torch.dtype) -> tuple[str, list[str], list[str], str]:
-    """Return folder, trained and other weight names, and number type."""
+    """Return folder, trained and other weight names, and data type."""
     names = facts.names
     assert names is not None, "the weights of an auxiliary model stay as loaded"
     return str(facts.folder), list(names.written), sorted(names.constant), str(dtype).removeprefix("torch.")
@@ -89,7 +89,7 @@ def difference(before: list[float], after: list[float], *, dtype: torch.dtype) -
     Args:
         before: those of a sequence before a reload of the same weights.
         after: those after it.
-        dtype: number type of the engine's weights.
+        dtype: data type of the engine's weights.
     """
     allowed = _FLOAT32_DIFFERENCE if dtype == torch.float32 else _OTHER_DIFFERENCE
     found = float((torch.tensor(before) - torch.tensor(after)).abs().max()) if before else 0.0  # NaN is the largest

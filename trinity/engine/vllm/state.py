@@ -63,8 +63,8 @@ class Started:
         loop: event loop, in its own thread.
         tokenizer: tokenizer of the model.
         facts: names, shapes and sizes of the model.
-        dtype: number type of the engine's weights.
-        wire_dtype: number type in which weights are sent to it.
+        dtype: data type of the engine's weights.
+        wire_dtype: data type in which weights are sent to it.
         stop_ids: token ids that end a response.
         slots: one per sample that vLLM holds at once; other samples wait here, and do not delay an update.
         gate: open unless an update waits or runs.

@@ -23,7 +23,7 @@ from trinity.common.models.vision import is_vision
 from trinity.common.models.weights import check_names, has_safetensors, model_folder, read_tensors
 from trinity.engine.vllm.checkpoint_names import CheckpointNames
 
-# Names of the number types in files of safetensors.
+# Names of the data types in files of safetensors.
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -109,7 +109,7 @@ def written_weights(
     Args:
         weights: tensors of the model's shapes, by the names of its modules.
         facts: facts of the model.
-        dtype: number type of the weights in the file; weights that training does not change keep that of the folder.
+        dtype: data type of the weights in the file; weights that training does not change keep that of the folder.
         source: source of the weights, for the message.
 
     Raises:
@@ -145,7 +145,7 @@ def _write(
 
     Args:
         file: the file to write.
-        entries: number type and shape of each tensor, in the order of `tensors`.
+        entries: data type and shape of each tensor, in the order of `tensors`.
         tensors: name and tensor, on the CPU.
     """
     header: dict[str, Any] = {}

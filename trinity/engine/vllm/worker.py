@@ -209,9 +209,9 @@ class WorkerCalls:
 
         Args:
             folder: folder of the model.
-            trained: names of weights that an update brings, in the number type `dtype`.
+            trained: names of weights that an update brings, in the data type `dtype`.
             constant: names of the other weights that it brings.
-            dtype: name of a number type.
+            dtype: name of a data type.
         """
         changed, every = set(trained), {*trained, *constant}
 

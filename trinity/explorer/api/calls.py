@@ -200,7 +200,7 @@ class RunningCall:
                 yield item
 
     def _note(self, begun: Any) -> None:
-        # An engine was lost, and another one begins anew.
+        # An engine was lost, and another one begins again.
         self.is_restarted = self.is_restarted or begun.prompt in self._begun
         self._begun[begun.prompt] = begun
 

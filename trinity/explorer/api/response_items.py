@@ -57,7 +57,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
 
 
 def _answer(messages: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the answer that is going on, or a new one.
+    """Return the answer in progress, or a new one.
 
     A thought begins a new one, and so does a second text.
     """

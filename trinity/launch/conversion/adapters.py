@@ -2,7 +2,7 @@
 
     W = W0 + scale * B A
 
-of a linear map whose matrices A and B are in a folder that PEFT wrote (ours), or among the shards (veRL's).
+of a linear layer whose matrices A and B are in a folder that PEFT wrote (ours), or among the shards (veRL's).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MATRIX = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(?:\.\w+)?\.weight")
 
 @dataclass(frozen=True)
 class AdapterPair:
-    """Names of the two matrices of an adapted linear map."""
+    """Names of the two matrices of an adapted linear layer."""
 
     down: str
     up: str

@@ -30,7 +30,7 @@ def card_of(found: Located, *, hashes: Mapping[str, str], settings: Path, dtype:
         found: the part of the checkpoint.
         hashes: SHA-256 of each file of weights.
         settings: folder of the model's configuration.
-        dtype: number type of most of the weights.
+        dtype: data type of most of the weights.
 
     Raises:
         CheckpointError: the record of the job cannot be read (E7014).

@@ -44,7 +44,7 @@ class ExportRequest:
         step: of the checkpoint; None: the newest of a job.
         model: folder or hub id of the configuration and tokenizer, and of the model under an adapter; None: those of
             the checkpoint.
-        dtype: number type of the weights; `keep` as they are.
+        dtype: data type of the weights; `keep` as they are.
         max_shard_size: bytes of a file of weights at most, as in `5GB`.
         trust_remote_code: run Python code that comes with the model.
     """
@@ -97,7 +97,7 @@ class Exported:
 def export_checkpoint(wanted: ExportRequest) -> Exported:
     """Write the weights of a checkpoint, with what belongs to them.
 
-    Never more than one file of weights is in memory. A killed export goes on where it was; its bytes are those of one
+    Never more than one file of weights is in memory. A killed export continues where it was; its bytes are those of one
     that was not interrupted.
 
     Raises:
@@ -264,7 +264,7 @@ def _placed(tensor: Tensor, like: Tensor, others: Mapping[str, Tensor]) -> Tenso
 
 
 def _main_dtype(like: Mapping[str, Tensor]) -> str:
-    """Return the number type of most of the weights."""
+    """Return the data type of most of the weights."""
     bytes_of: dict[str, int] = {}
     for tensor in like.values():
         if tensor.is_floating_point():
@@ -274,7 +274,7 @@ def _main_dtype(like: Mapping[str, Tensor]) -> str:
 
 
 def _with_dtype(text: str, like: Mapping[str, Tensor]) -> str:
-    """Return a configuration that names the number type of the weights."""
+    """Return a configuration that names the data type of the weights."""
     document = json.loads(text)
     for section in (document, *(document[key] for key in ("text_config", "vision_config") if key in document)):
         if isinstance(section, dict) and (section is document or {"dtype", "torch_dtype"} & section.keys()):

@@ -1,4 +1,4 @@
-"""The folder of an export, written so that a killed one goes on.
+"""The folder of an export, written so that a killed one continues.
 
 ```
 OUTPUT.part/conversion.json        what is converted, and which files are whole
@@ -82,7 +82,8 @@ class UnfinishedFolder:
                 raise
             why = f"no space left ({free_mib(self.part):.1f} MiB are free)" if is_full(cause) else str(cause)
             raise CheckpointError(
-                f"cannot write {target}: {why}; what is there stays, and the same command goes on with it", code="E7055"
+                f"cannot write {target}: {why}; what is there stays, and the same command continues with it",
+                code="E7055",
             ) from error
         failpoint("convert.after_file")
 
@@ -99,7 +100,7 @@ class UnfinishedFolder:
 
 @contextmanager
 def opened(final: Path, request: Mapping[str, Any]) -> Iterator[UnfinishedFolder]:
-    """Begin a folder, or go on with one that was begun with the same request.
+    """Begin a folder, or continue one that was begun with the same request.
 
     Raises:
         CheckpointError: the folder is there with other content (E7055).
@@ -142,7 +143,7 @@ def _begin(output: UnfinishedFolder) -> None:
     known = _known(output.part, output.request) if output.part.is_dir() else None
     if known is None:
         if output.part.is_dir():
-            logger.warning("%s is of another conversion, or its record is torn; it is written anew", output.part)
+            logger.warning("%s is of another conversion, or its record is torn; it is written again", output.part)
             shutil.rmtree(output.part)
         output.part.mkdir()
     else:

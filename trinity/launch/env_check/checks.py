@@ -116,12 +116,12 @@ class Checker:
         async with attempts(_with(self._config, runner_per_model=2 * len(self._tasks)), engines) as make:
             at_once = await make(self._twice())
         apart = list(differences(alone, at_once))
-        way_out = "attempts at the same time share something; give each its own, or guard it"
-        said = f"{len(at_once)} attempts at once give what one at a time gives"
+        way_out = "rollouts at the same time share something; give each its own, or guard it"
+        said = f"{len(at_once)} rollouts at once give what one at a time gives"
         self._found += _compared("concurrency", apart, of=len(alone), way_out=way_out, ok=said)
 
     async def _attempt(self, model: PolicyModel, policy: Named, make: Make) -> bool:
-        """Attempt the tasks with a policy; return whether it makes sense to go on."""
+        """Run the tasks with a policy; return whether to continue."""
         model.policy = policy.policy
         rollouts = self._seen[policy.name] = await make(self._tasks)
         bad = [rollout for rollout in rollouts if not rollout.is_completed]
@@ -129,12 +129,12 @@ class Checker:
             self._found.append(_failure(policy, reason, [each for each in bad if each.reason == reason], len(rollouts)))
         cut = sum(any(each.truncate_status == PROMPT_CUT for each in rollout.experiences) for rollout in rollouts)
         if cut:
-            text = f"{policy.name}: in {cut} of {len(rollouts)} attempts a prompt was cut to model.max_prompt_tokens"
+            text = f"{policy.name}: in {cut} of {len(rollouts)} rollouts a prompt was cut to model.max_prompt_tokens"
             self._found.append(CheckFinding("attempts", "warning", f"{text}, and nothing of it is trained"))
         elif not bad:
             self._found.append(CheckFinding("attempts", "ok", f"{policy.name}: {len(rollouts)} completed"))
         if all(rollout.outcome == TIMED_OUT for rollout in rollouts):
-            text = f"{policy.name}: every attempt reaches its deadline; nothing further was looked at"
+            text = f"{policy.name}: every rollout reaches its deadline; nothing further was looked at"
             self._found.append(CheckFinding("timeouts", "error", text))
             return False
         return True
@@ -146,7 +146,7 @@ class Checker:
         first, second = await make(self._twice()), await make(self._twice())
         apart = list(differences(first, second))
         way_out = "the same task and sample must give the same: take randomness from the task, not from the time"
-        said = f"{len(first)} attempts give the same prompts and rewards twice"
+        said = f"{len(first)} rollouts give the same prompts and rewards twice"
         self._found += _compared("determinism", apart, of=len(first), way_out=way_out, ok=said)
         return second
 
@@ -160,7 +160,7 @@ class Checker:
     def _times(self) -> Iterator[CheckFinding]:
         own = [each.seconds - each.model_seconds for rollouts in self._seen.values() for each in rollouts]
         longest_s, limit_s = max(own), self._config.explorer.max_timeout
-        said = f"the longest attempt took {longest_s:.3g} s without the model, its deadline is {limit_s:g} s"
+        said = f"the longest rollout took {longest_s:.3g} s without the model, its deadline is {limit_s:g} s"
         is_long = longest_s > limit_s / 2
         way_out = "; raise explorer.max_timeout or --timeout, or make the environment faster"
         yield CheckFinding("timeouts", "warning" if is_long else "ok", said + way_out * is_long)
@@ -181,4 +181,4 @@ def _failure(policy: Named, reason: str, rollouts: Sequence[Rollout], count: int
 def _compared(check: str, apart: Sequence[str], *, of: int, way_out: str, ok: str) -> list[CheckFinding]:
     if not apart:
         return [CheckFinding(check, "ok", ok)]
-    return [CheckFinding(check, "error", f"{len(apart)} of {of} attempts differ; first: {apart[0]}; {way_out}")]
+    return [CheckFinding(check, "error", f"{len(apart)} of {of} rollouts differ; first: {apart[0]}; {way_out}")]

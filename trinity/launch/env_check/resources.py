@@ -63,16 +63,16 @@ def leaks(held: Sequence[HeldResources], *, attempts: int) -> Iterator[CheckFind
         "child processes": last.children - first.children,
     }
     for what, count in grown.items():
-        made = f"{count} more {what} after {steps * attempts} attempts"
+        made = f"{count} more {what} after {steps * attempts} rollouts"
         if count >= steps:
-            yield CheckFinding("leaks", "error", f"{made}: close them at the end of an attempt, or share one")
+            yield CheckFinding("leaks", "error", f"{made}: close them at the end of a rollout, or share one")
         else:
             yield CheckFinding("leaks", "ok", made if count > 0 else f"{what}: as many as before")
     sizes = [each.memory_bytes for each in held]
     each_bytes = (sizes[-1] - sizes[0]) / (steps * attempts)
     is_steady = all(after > before for before, after in zip(sizes, sizes[1:], strict=False))
-    said = f"memory: {shown_bytes(max(each_bytes, 0.0))} more an attempt"
+    said = f"memory: {shown_bytes(max(each_bytes, 0.0))} more a rollout"
     if is_steady and each_bytes >= NOTED_BYTES:
-        yield CheckFinding("leaks", "warning", f"{said}, with every repetition; what is kept between attempts grows")
+        yield CheckFinding("leaks", "warning", f"{said}, with every repetition; what is kept between rollouts grows")
     else:
         yield CheckFinding("leaks", "ok", said)

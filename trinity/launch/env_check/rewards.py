@@ -10,15 +10,15 @@ from trinity.launch.trial.rollouts import Rollout
 
 
 def reward_findings(policies: Sequence[Named], seen: Mapping[str, Sequence[Rollout]]) -> Iterator[CheckFinding]:
-    """Yield what the rewards of all policies amount to."""
+    """Yield what the rewards of all policies show."""
     means = {name: mean for name, rollouts in seen.items() if (mean := _mean(rollouts)) is not None}
     every = [each.reward for rollouts in seen.values() for each in rollouts if each.reward is not None]
     if not every:
-        yield CheckFinding("rewards", "error", "no attempt of any policy has a reward")
+        yield CheckFinding("rewards", "error", "no rollout of any policy has a reward")
         return
     low, high = min(every), max(every)
     if low == high:
-        text = f"every attempt of every policy has the reward {low:g}, from which nothing can be learned"
+        text = f"every rollout of every policy has the reward {low:g}, from which nothing can be learned"
         yield CheckFinding("rewards", "warning", text)
     else:
         yield CheckFinding("rewards", "ok", f"finite, {low:g} to {high:g}")

@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class Written:
-    """What became of the rollouts of a run.
+    """What happened to the rollouts of a run.
 
     Attributes:
         rows: written to the file.

@@ -57,7 +57,7 @@ class PastRun:
     def config(self, overrides: Sequence[str] = ()) -> Config:
         """Return the run's complete configuration, with other values of keys.
 
-        Nothing is derived anew, except that a function of the algorithm that is replaced has its own defaults. Of
+        Nothing is derived again, except that a function of the algorithm that is replaced has its own defaults. Of
         addresses it has local copies.
 
         Raises:

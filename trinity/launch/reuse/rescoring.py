@@ -2,7 +2,7 @@
 
 The tasks are read again from the run's taskset, since a reward function asks for their truth. Judges are asked again,
 and so is the reward model. Operators of the experience pipeline that need nothing else are applied again. Advantages
-that compare rollouts are computed anew; those that the trainer computes are left to it.
+that compare rollouts are computed again; those that the trainer computes are left to it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FUTILE = 32
 
 @dataclass
 class Rescored:
-    """What became of stored rollouts with another reward.
+    """What happened to stored rollouts with another reward.
 
     Attributes:
         run: name under which they are in the new database, `project/name`.
@@ -247,7 +247,7 @@ def _check_inputs(config: Config) -> None:
     needs = needed_inputs(config)
     if needs.baseline:
         raise ConfigError(
-            f"the advantage {config.algorithm.advantage_fn} compares with a greedy attempt, which is not stored; set "
+            f"the advantage {config.algorithm.advantage_fn} compares with a greedy rollout, which is not stored; set "
             "another algorithm.advantage_fn",
             code="E1925",
         )

@@ -87,7 +87,7 @@ class Scorers:
         self._told: set[str] = set()
 
     async def score(self, experiences: Sequence[Experience]) -> list[Score | Unscored]:
-        """Return what became of each experience, in their order.
+        """Return what happened to each experience, in their order.
 
         Raises:
             ConfigError: rewards of a workflow do not follow from its responses (E1925).
@@ -118,7 +118,7 @@ class Scorers:
         await close_all(engine.shutdown for engine in self._engines)
 
     async def _group(self, group: list[Experience]) -> list[Score | Unscored]:
-        """Return what became of the responses to a task."""
+        """Return what happened to the responses to a task."""
         first = group[0]
         kind, compares = self.tasks.scorer(first, is_reward_given=self.is_reward_given)
         has_own = kind.scores not in (SimpleWorkflow.scores, RubricJudgeWorkflow.scores)

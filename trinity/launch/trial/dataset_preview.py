@@ -132,7 +132,7 @@ def datasets_previewed(
     Args:
         config: of the stage, whose process is ready.
         num_shown: rows of each that are shown in parts.
-        num_places: rows above the limit of each whose place is told.
+        num_places: rows above the limit of each whose place is reported.
         num_measured: rows of each whose tokens are counted at most; None: 2000, and fewer where they are long.
 
     Raises:

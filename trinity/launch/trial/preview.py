@@ -38,7 +38,7 @@ class TasksetPreview:
         num_rows: usable rows.
         bad: rows that are left out, and why.
         lengths: tokens of each prompt.
-        limit: tokens of the longest prompt, its key, and what becomes of longer ones; None: not known.
+        limit: tokens of the longest prompt, its key, and what happens to longer ones; None: not known.
         num_images: images of all prompts; in their lengths each counts as what stands for it in the text.
         num_repeated: rows whose prompt, with its images, an earlier row has.
         overlaps: prompts that another taskset has, by its name.

@@ -1,7 +1,7 @@
 """Where an attempt spends its time.
 
 VizTracer, if it is installed, writes a page with every call. Otherwise the stacks of all threads are looked at every
-few milliseconds, and what of them belongs to the workflow is counted by function and line.
+few milliseconds, and the part that belongs to the workflow is counted by function and line.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ RERUNS = 3
 
 
 def configure_page(settings: StudioSettings) -> None:
-    """Show the forms on the left, and what they amount to on the right."""
+    """Show the forms on the left, and the resulting file on the right."""
     draft = _draft(settings)
     show_said()
     manager = ConfigManager(draft, settings.plugin_paths)
@@ -52,7 +52,7 @@ def configure_page(settings: StudioSettings) -> None:
         if values and not any(each.is_error for each in manager.findings):
             show_memory(values, yaml_text(values), settings.plugin_paths)
         st.subheader(word("yaml"))
-        st.code(yaml_text(redacted(values)) if values else "", language="yaml")
+        st.code(yaml_text(redacted(values)) if values else "", language="yaml", wrap_lines=True)
         _show_differences(values)
         _show_computed(manager)
 
@@ -85,7 +85,7 @@ def _own_parameters(manager: ConfigManager) -> None:
 
 
 def _run_again_if(is_changed: bool) -> None:
-    """Show the page anew if a registered function has changed its value.
+    """Show the page again if a registered function has changed its value.
 
     The problems are those of the values before; a value that never comes to rest is shown as it is.
     """
@@ -186,7 +186,7 @@ def _load(file: Path) -> None:
     say("success", word("loaded", file=file))
     if draft.file is None:
         say("info", word("translated", file=file))
-    elif any(line.lstrip().startswith("#") for line in draft.text_of_file.splitlines()):
+    elif draft.has_comments:
         say("warning", word("loses_comments", file=file))
 
 

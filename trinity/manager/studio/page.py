@@ -11,11 +11,13 @@ import streamlit as st
 
 from trinity.common.errors import TrinityError
 from trinity.manager.config_registry import CONFIG_GENERATORS
+from trinity.manager.language import LANGUAGES, default_language, language
+from trinity.manager.looks import make_readable
 from trinity.manager.studio.compare import compare_page
 from trinity.manager.studio.configure import configure_page
 from trinity.manager.studio.runs import runs_page
 from trinity.manager.studio.settings import StudioSettings
-from trinity.manager.studio.words import LANGUAGES, default_language, word
+from trinity.manager.studio.words import word
 from trinity.manager.widgets import plain
 from trinity.utils.plugin_loader import load_plugins
 
@@ -30,6 +32,7 @@ def main() -> None:
         st.session_state.setdefault("_language", default_language())
         st.radio(word("language"), list(LANGUAGES), format_func=LANGUAGES.__getitem__, key="_language", horizontal=True)
         chosen = st.radio(word("page"), list(PAGES), format_func=lambda page: word(f"page_{page}"), key="_page")
+    make_readable(language())
     st.title(word("title"))
     try:
         _load_plugins(settings.plugin_paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,23 +10,23 @@ import streamlit as st
 
 from trinity.manager.studio.words import word
 from trinity.manager.widgets import plain
-from trinity.monitor.monitor import METRICS_FILE
-from trinity.summary.curves import Points, StageCurves, read_curves, thinned
+from trinity.summary.curves import GrowingCurves, Points, StageCurves, thinned
 
 MOST_POINTS = 400
 STEP, VALUE, RUN = "step", "value", "run"
 
 
 def curves_of(job: Path) -> StageCurves:
-    """Return the curves of a job, read again when it has written."""
-    file = job / METRICS_FILE
-    facts = file.stat() if file.exists() else None
-    return _read(str(job), (0, 0) if facts is None else (facts.st_mtime_ns, facts.st_size))
+    """Return the curves of a job; only what it has written since is read."""
+    growing, lock = _growing(str(job.absolute()))
+    with lock:
+        return growing.read()
 
 
-@st.cache_data(max_entries=32, show_spinner=False)
-def _read(job: str, written: tuple[int, int]) -> StageCurves:
-    return read_curves(Path(job))
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _growing(job: str) -> tuple[GrowingCurves, threading.Lock]:
+    """Return what reads a job, and the lock for pages that show it at once."""
+    return GrowingCurves(Path(job)), threading.Lock()
 
 
 def named_curves(curves: StageCurves) -> dict[str, Points]:

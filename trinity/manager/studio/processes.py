@@ -1,6 +1,6 @@
 """Runs that the studio starts and resumes, as processes of their own.
 
-They are what `trinity run` and `trinity resume` start, and go on when the studio ends.
+They are what `trinity run` and `trinity resume` start, and continue when the studio ends.
 """
 
 from __future__ import annotations

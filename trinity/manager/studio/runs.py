@@ -11,11 +11,14 @@ from typing import Any
 import streamlit as st
 
 from trinity.common.errors import TrinityError
+from trinity.launch.job import RUNNING
 from trinity.launch.jobs import JobState, PartState, ask_to_stop, job_state, jobs_below, log_files
+from trinity.manager.language import in_language
+from trinity.manager.studio.live import show_progress, show_rollouts
 from trinity.manager.studio.plots import curves_of, named_curves, show_curves
 from trinity.manager.studio.processes import StartedRun, ended_badly, last_lines, resume_run
 from trinity.manager.studio.settings import StudioSettings
-from trinity.manager.studio.words import in_language, word
+from trinity.manager.studio.words import word
 from trinity.manager.widgets import begin_with, keep, plain, say, show_said
 from trinity.summary.curves import StageCurves
 from trinity.summary.facts import changes
@@ -29,7 +32,7 @@ LOG_LINES = 30
 
 
 def runs_page(settings: StudioSettings) -> None:
-    """Show the runs below a folder, and one of them as it goes on."""
+    """Show the runs below a folder, and follow one of them."""
     show_said()
     jobs = jobs_of_folder(settings)
     awaited = st.session_state.get("_awaited")
@@ -90,7 +93,7 @@ def _show_bad_ends() -> bool:
     found = ended_badly()
     for started in found:
         st.error(plain(word("ended_badly", file=started.output, status=started.process.returncode)))
-        st.code(redact(last_lines(started.output, LOG_LINES)), language=None)
+        st.code(redact(last_lines(started.output, LOG_LINES)), language=None, wrap_lines=True)
     return bool(found)
 
 
@@ -135,6 +138,8 @@ def _one_run(folder: Path) -> None:
     for number, part in enumerate(job.parts):
         _show_part(job, part, number)
     curves = curves_of(folder)
+    if job.status == RUNNING:
+        show_progress(job, curves)
     _show_health(job, curves)
     named = named_curves(curves)
     st.subheader(word("curves"))
@@ -154,10 +159,11 @@ def _one_run(folder: Path) -> None:
     if rows:
         st.caption(in_language(SUMMARY["metrics"]))
         st.dataframe(rows, hide_index=True)
+    show_rollouts(job, curves)
     files = log_files(folder)
     if files:
         with st.expander(word("log")):
-            st.code(redact(last_lines(files[-1], LOG_LINES)), language=None)
+            st.code(redact(last_lines(files[-1], LOG_LINES)), language=None, wrap_lines=True)
 
 
 def _show_part(job: JobState, part: PartState, number: int) -> None:
@@ -194,10 +200,10 @@ def _resume(folder: Path, part: str | None) -> None:
 
 
 def _show_health(job: JobState, curves: StageCurves) -> None:
-    """Show what a person should know of a run that goes on, or has ended."""
+    """Show what a person should know of a run that is running or has ended."""
     st.subheader(word("health"))
     silent = time.time() - job.updated
-    if job.status == "running" and silent > SILENT_S:
+    if job.status == RUNNING and silent > SILENT_S:
         st.warning(word("silent", seconds=round(silent)))
     counted = [f"{number}: {in_language(COUNTED[name])}" for name, number in curves.counts.items()]
     st.text("\n".join(counted) or word("healthy"))

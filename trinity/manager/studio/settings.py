@@ -1,4 +1,4 @@
-"""What the studio's process is told, in its environment."""
+"""Settings of the studio's process, in its environment."""
 
 from __future__ import annotations
 

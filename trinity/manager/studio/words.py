@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-import streamlit as st
-
-from trinity.summary.words import Text, is_chinese
-
-LANGUAGES = {"en": "English", "zh": "中文"}
+from trinity.manager.language import in_language
+from trinity.summary.words import Text
 
 ESSENTIAL = {
     "project": Text("Project", "项目"),
@@ -27,12 +22,12 @@ ESSENTIAL = {
 
 IMPORTANT = {
     "algorithm.repeat_times": Text("Rollouts per task", "每个任务的 rollout 数"),
-    "buffer.batch_size": Text("Tasks per step", "每步任务数"),
+    "buffer.batch_size": Text("Tasks per explore step", "每个探索步的任务数"),
     "buffer.total_epochs": Text("Passes over the tasks", "任务集遍数"),
-    "buffer.total_steps": Text("Steps", "步数"),
+    "buffer.total_steps": Text("Explore steps", "探索步数"),
     "algorithm.optimizer.lr": Text("Learning rate", "学习率"),
     "model.max_prompt_tokens": Text("Longest prompt", "最长提示"),
-    "model.max_response_tokens": Text("Longest answer", "最长回答"),
+    "model.max_response_tokens": Text("Longest response", "最长回复"),
     "model.max_model_len": Text("Longest sequence", "最长序列"),
     "model.temperature": Text("Temperature", "温度"),
     "explorer.rollout_model.engine_type": Text("Inference engine", "推理引擎"),
@@ -60,7 +55,7 @@ WORDS = {
     "part_buffer": Text("Buffer", "缓冲区"),
     "part_explorer": Text("Explorer and Synchronizer", "Explorer 和 Synchronizer"),
     "part_trainer": Text("Trainer", "Trainer"),
-    "find": Text("Find a key", "查找键"),
+    "find": Text("Find a key", "查找配置项"),
     "find_help": Text(
         "A part of its name or of its meaning; all parts are searched.", "名称或含义的一部分；搜索所有部分。"
     ),
@@ -70,7 +65,7 @@ WORDS = {
     "load": Text("Load", "载入"),
     "save": Text("Save", "保存"),
     "replace": Text("Replace what the file holds", "覆盖文件已有内容"),
-    "new": Text("Begin anew", "重新开始"),
+    "new": Text("Start over", "重新开始"),
     "start": Text("Start the run", "启动运行"),
     "yaml": Text("YAML", "YAML"),
     "memory": Text("Estimate the memory", "估计内存"),
@@ -82,15 +77,15 @@ WORDS = {
     "memory_gpus": Text("All GPUs together: {need}.", "所有 GPU 合计：{need}。"),
     "process": Text("Process", "进程"),
     "differences": Text("Different from the defaults", "与默认值的差异"),
-    "key": Text("Key", "键"),
+    "key": Text("Key", "配置项"),
     "value": Text("Value", "值"),
     "default": Text("Default", "默认值"),
     "computed": Text("Computed", "推导出的值"),
     "reason": Text("Reason", "原因"),
-    "problems_elsewhere": Text("Problems of other keys", "其他键的问题"),
+    "problems_elsewhere": Text("Problems of other keys", "其他配置项的问题"),
     "valid": Text("Valid: a run can start.", "有效：可以启动运行。"),
     "num_errors": Text("Errors: {errors}, warnings: {warnings}.", "错误：{errors}，警告：{warnings}。"),
-    "unfinished": Text("To be mended first: {names}.", "请先修正：{names}。"),
+    "unfinished": Text("To be corrected first: {names}.", "请先修正：{names}。"),
     "no_file": Text("Name a YAML file first.", "请先写明 YAML 文件。"),
     "loaded": Text("{file} was read.", "已读取 {file}。"),
     "loses_comments": Text(
@@ -118,40 +113,48 @@ WORDS = {
     "silent": Text(
         "It runs, but has written nothing for {seconds} seconds.", "它在运行，但已有 {seconds} 秒没有写入任何内容。"
     ),
+    "planned": Text("Step", "步"),
+    "planned_help": Text("Steps that are done, of those that are planned.", "已完成的步数与计划的步数。"),
+    "left": Text("Time left", "剩余时间"),
+    "left_help": Text("Minutes and seconds, at the pace of the last 50 steps.", "分和秒，按最近 50 步的速度计算。"),
+    "trained_speed": Text("Trained tokens/s", "训练 token/秒"),
+    "trained_speed_help": Text(
+        "Tokens of the last training step, by its seconds.", "最近一个训练步的 token 数除以秒数。"
+    ),
+    "sampled_speed": Text("Sampled tokens/s", "采样 token/秒"),
+    "sampled_speed_help": Text(
+        "Tokens that the last explore step sampled, by its seconds.", "最近一个探索步采样的 token 数除以秒数。"
+    ),
+    "staleness": Text("Staleness", "滞后"),
+    "staleness_help": Text(
+        "Training steps between the weights that sampled and those that learn; 0 where they are the same.",
+        "采样的权重与学习的权重之间相差的训练步；相同时为 0。",
+    ),
+    "mismatch": Text("Mismatch", "引擎偏差"),
+    "mismatch_help": Text(
+        "Engine against trainer on the same weights: the mean difference of log-probabilities, in nats per token.",
+        "同一权重下引擎与训练器的差：对数概率之差的平均值，单位为每 token 的 nat。",
+    ),
+    "weights": Text("weights", "权重"),
     "log": Text("What it printed last", "最近的输出"),
     "stop": Text("Stop", "停止"),
     "stop_now": Text("End at once (the step is lost)", "立即结束（丢失当前步）"),
     "stopping": Text("It was asked to stop, and ends its step first.", "已请求停止，会先完成当前步。"),
     "resume": Text("Resume", "继续"),
-    "resumed": Text("The run goes on; what it prints is in {file}.", "运行继续；其输出在 {file}。"),
+    "resumed": Text("The run continues; what it prints is in {file}.", "运行继续；其输出在 {file}。"),
     "ended_badly": Text("{file}: the run ended with exit status {status}.", "{file}：运行以退出码 {status} 结束。"),
     "settings": Text("Settings that differ", "不同的设置"),
     "same_settings": Text("All settings are the same.", "所有设置都相同。"),
     "choose_two": Text("Choose two runs or more.", "请选择两个或更多运行。"),
     "reward": Text("reward", "奖励"),
     "loss": Text("loss", "损失"),
-    "length": Text("tokens of a response", "回答的 token 数"),
+    "length": Text("tokens of a response", "回复的 token 数"),
     "evaluation": Text("evaluation", "评测"),
     "time": Text("Seconds by part", "各部分秒数"),
     "checkpoints": Text("Checkpoints", "检查点"),
 }
 
 _ALL = WORDS | ESSENTIAL | IMPORTANT
-
-
-def default_language() -> str:
-    """Return the language of this machine's user, `en` or `zh`."""
-    return "zh" if is_chinese(os.environ) else "en"
-
-
-def language() -> str:
-    """Return the language that is chosen on the page."""
-    return str(st.session_state.get("_language", default_language()))
-
-
-def in_language(text: Text) -> str:
-    """Return a text in the language that is chosen."""
-    return text.zh if language() == "zh" else text.en
 
 
 def word(name: str, **values: object) -> str:

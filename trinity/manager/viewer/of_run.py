@@ -12,7 +12,7 @@ from trinity.common.errors import ConfigError
 from trinity.manager.viewer.settings import ViewerSettings
 
 EARLIER = "continue_from_checkpoint=true"
-"""What an earlier run left is looked at, and neither renamed nor begun anew."""
+"""What an earlier run left is looked at, and neither renamed nor begun again."""
 
 
 def stage_viewed(

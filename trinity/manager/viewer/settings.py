@@ -1,4 +1,4 @@
-"""What the viewer's process is told, in its environment.
+"""Settings of the viewer's process, in its environment.
 
 An address may hold a password, and everybody reads the words of a command.
 """

@@ -1,31 +1,38 @@
-"""What the viewer shows of an experience, as rows of tables."""
+"""What the viewer shows of experiences beside tokens, as rows of tables."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from trinity.utils.printable import printable
 
 if TYPE_CHECKING:
     from trinity.common.experience import Experience
     from trinity.common.schema.sql_schema import ExperienceModel
 
 LONGEST_CELL = 160
+METRIC = "metric: "
+"""Before the name of a metric in the columns of `compared`."""
+_COMPARED = ("id", "run", "turn", "reward", "state", "weights")
 
 
 def overview(rows: Sequence[ExperienceModel]) -> list[dict[str, Any]]:
-    """Return a line of the table of experiences for each row."""
+    """Return a line of the table of experiences for each row.
+
+    Its columns are named as in `COLUMNS` of the words.
+    """
     return [
         {
             "id": row.id,
-            "task": row.task_id,
+            "task": printable(row.task_id),
             "run": row.run_id,
-            "turn": row.msg_id,
+            "turn": printable(row.msg_id),
             "reward": row.reward,
-            "state": row.state if not row.drop_reason else f"{row.state}: {row.drop_reason}",
+            "state": (row.state, printable(row.drop_reason or "")),
             "weights": row.model_version,
-            "explore step": row.explore_step,
-            "trained step": row.trained_step,
+            "explore_step": row.explore_step,
+            "trained_step": row.trained_step,
             "prompt": _short(row.prompt_text),
             "response": _short(row.response_text),
         }
@@ -33,42 +40,46 @@ def overview(rows: Sequence[ExperienceModel]) -> list[dict[str, Any]]:
     ]
 
 
-def title(row: ExperienceModel) -> str:
-    """Return a line that says which experience it is."""
-    reward = "no reward" if row.reward is None else f"reward {row.reward:.6g}"
-    return f"{row.id}: task {row.task_id}, run {row.run_id}, turn {row.msg_id or 0}, {reward}"
+def rewards(row: ExperienceModel, experience: Experience | None) -> list[dict[str, Any]]:
+    """Return a line for the reward and one for each metric.
+
+    Metrics that a reward function gave add up to the reward.
+    """
+    metrics = {} if experience is None else experience.metrics
+    return [{"name": "", "value": row.reward}, *({"name": printable(n), "value": v} for n, v in metrics.items())]
 
 
-def token_rows(experience: Experience, text_of: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Return a line for each token of prompt and response.
+def compared(
+    rows: Sequence[ExperienceModel], experiences: Mapping[int, Experience]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a line for each experience of a group.
+
+    With them come the names of the metrics that are columns.
 
     Args:
-        experience: with T tokens.
-        text_of: text of a token id.
+        rows: of the group.
+        experiences: by id, of the rows that have a payload.
     """
-    first = experience.prompt_length
-    columns = {
-        "log-prob": experience.logprobs,
-        "advantage": experience.advantages,
-        "return": experience.returns,
-        "token reward": experience.token_level_reward,
-        "teacher log-prob": experience.teacher_logprobs,
-    }
-    given = {name: values.tolist() for name, values in columns.items() if values is not None}
-    mask = [] if experience.action_mask is None else experience.action_mask.tolist()
-    lines = []
-    for place, token in enumerate(experience.tokens.tolist()):
-        line: dict[str, Any] = {"place": place, "token": token, "text": text_of(token)}
-        own = place - first
-        if own < 0:
-            lines.append(line | {"part": "prompt"})
-            continue
-        line["part"] = "trained" if not mask or mask[own] else "not trained"
-        line |= {name: values[own] for name, values in given.items()}
-        if "log-prob" in given:
-            line["probability"] = math.exp(min(0.0, given["log-prob"][own]))
+    lines, names = list[dict[str, Any]](), dict[str, None]()
+    for row in rows:
+        experience = experiences.get(row.id)
+        line = {name: value for name, value in overview([row])[0].items() if name in _COMPARED}
+        if experience is not None:
+            line["tokens"] = experience.response_length
+            line["advantage"] = _mean_advantage(experience)
+            found = {f"{METRIC}{printable(name)}": value for name, value in experience.metrics.items()}
+            names |= dict.fromkeys(found)
+            line |= found
         lines.append(line)
-    return lines
+    return lines, list(names)
+
+
+def _mean_advantage(experience: Experience) -> float | None:
+    """Return the mean over the tokens that the policy produced."""
+    values, mask = experience.advantages, experience.action_mask
+    if values is None or mask is None or not bool(mask.any()):
+        return None
+    return float(values[mask].mean())
 
 
 def facts(row: ExperienceModel, experience: Experience | None) -> dict[str, Any]:
@@ -86,5 +97,5 @@ def facts(row: ExperienceModel, experience: Experience | None) -> dict[str, Any]
 
 
 def _short(text: str | None) -> str:
-    line = (text or "").replace("\n", "⏎")
+    line = printable((text or "")[: LONGEST_CELL + 1]).replace("\n", "⏎")
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}…"

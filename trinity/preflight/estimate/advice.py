@@ -150,7 +150,7 @@ def _wider_engines(config: Config, models: PlannedModels) -> Iterator[Changes]:
 def changed(config: Config, changes: Changes) -> Config:
     """Return a configuration with other values of some keys.
 
-    Nothing is derived anew but the trainer's GPUs.
+    Nothing is derived again but the trainer's GPUs.
     """
     for name, value in changes.items():
         config = _replaced(config, tuple(name.split(".")), value)

@@ -24,7 +24,7 @@ class MemoryPart:
         rule: what it is the product of.
         is_loading: it is there while weights are read, and gone when the work begins.
         is_working: it is there from the first step on; of both kinds: all the time.
-        small_bytes: what of it is freed and taken again in every step, in pieces that the C library keeps.
+        small_bytes: the part that is freed and taken again in every step, in pieces that the C library keeps.
     """
 
     name: str

@@ -38,8 +38,8 @@ ROWS_A_PROCESS = 8
 class Calls:
     """Watches the calls of models over HTTP in all processes of an operator.
 
-    They are counted: Data-Juicer goes on with an empty answer where one fails, which would be a score of 0. Those to a
-    model of the run get a seed that follows from what is asked, so that an answer does not depend on which other rows
+    They are counted: Data-Juicer continues with an empty answer where one fails, which would be a score of 0. Those to
+    a model of the run get a seed that follows from what is asked, so that an answer does not depend on which other rows
     are asked about, in which order, and by how many processes.
 
     Attributes:

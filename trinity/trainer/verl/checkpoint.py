@@ -78,7 +78,7 @@ def save_trained(
         optimizer: over its parameters.
         extra: schedule and other plain state; the random generators are added.
         tokenizer: saved beside the configuration.
-        hf: write the weights as safetensors too, in their own number type and with the adapter merged.
+        hf: write the weights as safetensors too, in their own data type and with the adapter merged.
         adapter: the trained part of the model, if that is an adapter.
         ranks: the processes that hold the model.
         strategy: which ranks may write at the same time (`trainer.save_strategy`).
@@ -208,7 +208,7 @@ def load_trained(
     """Restore weights, optimizer and random generators; return extra state.
 
     With an adapter, its weights are restored. Any number of ranks may have written the files. Parts that are not in
-    `contents` (`checkpoint.load_contents`) start anew.
+    `contents` (`checkpoint.load_contents`) start again.
 
     Raises:
         CheckpointError: a file cannot be read, is of another model, or holds an adapter where whole weights are

@@ -27,7 +27,7 @@ def is_compiled(x: Float[Tensor, "..."], *, of_model: int = 1, dtype: torch.dtyp
     Args:
         x: what is read.
         of_model: elements of a layer's largest activation by those of `x`.
-        dtype: number type of the result; None: that of `x`.
+        dtype: data type of the result; None: that of `x`.
     """
     return (
         not torch.are_deterministic_algorithms_enabled()
@@ -65,7 +65,7 @@ class CompiledSwiGLU(torch.autograd.Function):
 
 
 class CompiledNorm(torch.autograd.Function):
-    """x + added, and that sum's RMS norm as another number type."""
+    """x + added, and that sum's RMS norm as another data type."""
 
     @staticmethod
     def forward(

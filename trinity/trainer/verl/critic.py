@@ -169,7 +169,7 @@ def critic_warmup(config: Config) -> int:
 
 
 def critic_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """Return the number type of the critic's products, by default the actor's."""
+    """Return the data type of the critic's products, by default the actor's."""
     return settings.dtype_of(critic_products(config), device)
 
 

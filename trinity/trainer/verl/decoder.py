@@ -53,12 +53,12 @@ class PackedDecoder(Protocol):
     def hidden(self, packed: Packed) -> Float[Tensor, "m d"]:
         """Return the normalised last hidden states of the scored positions.
 
-        They have the number type of the products.
+        They have the data type of the products.
         """
         ...
 
     def head(self) -> OutputLayer:
-        """Return the output layer in the number type of the products."""
+        """Return the output layer in the data type of the products."""
         ...
 
     def refresh(self) -> None:
@@ -166,7 +166,7 @@ class FastPackedDecoder(nn.Module):
 
     Args:
         model: parameters in float32.
-        dtype: number type of the products.
+        dtype: data type of the products.
         recompute: recompute each layer in the backward pass, which needs less memory.
         is_adapted: compute with the adapter, where the model has one.
     """
@@ -318,7 +318,7 @@ def make_decoder(
 
     Args:
         model: parameters in float32.
-        dtype: number type of the products.
+        dtype: data type of the products.
         recompute: recompute each layer in the backward pass.
         without: makes the context in which the model's forward leaves its adapter out; None: with the adapter.
     """

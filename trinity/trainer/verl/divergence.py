@@ -27,7 +27,7 @@ class Output:
 
     Attributes:
         hidden: last hidden states of the scored positions.
-        layer: output layer in their number type.
+        layer: output layer in their data type.
     """
 
     hidden: Float[Tensor, "M d"]

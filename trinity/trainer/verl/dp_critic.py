@@ -58,7 +58,7 @@ class DataParallelPPOCritic:
     Args:
         model: parameters in float32, those of `head` among them.
         decoder: computes the model's hidden states.
-        head: linear map from a hidden state to a value.
+        head: linear layer from a hidden state to a value.
         optimizer: over the model's parameters.
         schedule: learning rate of each training step.
         settings: how a batch is split and stepped, and the loss.

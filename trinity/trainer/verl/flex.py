@@ -35,7 +35,7 @@ _FLASH_ARGUMENTS = {"window_size", "enable_gqa", "scale"}
 def has_kernel(queries: Tensor, values: Tensor, rule: Rule) -> bool:
     """Return whether a CUDA kernel computes attention of these tensors.
 
-    Only shapes, number types and devices of `queries` [N, Q, D] and `values` [N, H, E] matter.
+    Only shapes, data types and devices of `queries` [N, Q, D] and `values` [N, H, E] matter.
     """
     if queries.device.type != "cuda":
         return False

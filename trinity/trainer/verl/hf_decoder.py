@@ -38,12 +38,12 @@ class HFPackedDecoder(nn.Module):
 
     Args:
         model: parameters in float32; its attention function is replaced.
-        dtype: number type of autocast.
+        dtype: data type of autocast.
         recompute: gradient checkpointing.
         without: makes the context in which the forward pass leaves the adapter out; None: with the adapter.
 
     Raises:
-        EnvironmentProblem: rows of this model cannot be computed together (E3130), or its logits not by a linear map
+        EnvironmentProblem: rows of this model cannot be computed together (E3130), or its logits not by a linear layer
             (E3131).
     """
 

@@ -1,4 +1,4 @@
-"""The linear maps of a decoder layer."""
+"""The linear layers of a decoder layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trinity.trainer.verl.parallel.tensor import held
 
 
 class LayerMaps:
-    """The linear maps and norms of a decoder layer's current parameters.
+    """The linear layers and norms of a decoder layer's current parameters.
 
     Args:
         layer: a layer of Hugging Face.
-        dtype: number type of the products.
+        dtype: data type of the products.
         is_adapted: compute with the adapter, where the layer has one.
         is_shared: the layer's matrices are parts, and other ranks have the rest.
 
@@ -57,7 +57,7 @@ class LayerMaps:
 
 
 def _addition(layer: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> LowRank | None:
-    """Return the adapter's addition to the linear map `name`, or None."""
+    """Return the adapter's addition to the linear layer `name`, or None."""
     down = tensors.get(f"{name}.lora_A.default.weight")
     if down is None:
         return None

@@ -111,12 +111,12 @@ class _LowRankLinear(torch.autograd.Function):
 
 
 class FusedLinear:
-    """Linear maps of one input, computed as one product.
+    """Linear layers of one input, computed as one product.
 
     Args:
         weights: parameters [O_i, I] in float32; the gradient goes to each.
         biases: parameters [O_i], or nothing.
-        dtype: number type of the product.
+        dtype: data type of the product.
         low_rank: addition to each weight, None where there is none; with one, only additions get a gradient.
     """
 
@@ -208,7 +208,7 @@ def rms_norm(
 def add_rms_norm(
     x: Float[Tensor, "N I"], added: Float[Tensor, "N I"], weight: Float[Tensor, "I"], *, eps: float
 ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N I"]]:
-    """Return x + added, and its `rms_norm` in the number type of `added`."""
+    """Return x + added, and its `rms_norm` in the data type of `added`."""
     if x.dtype == torch.float32 and is_compiled(x, of_model=NARROW, dtype=added.dtype):
         return CompiledNorm.apply(x, added, weight, eps, added.dtype)
     total = x + added

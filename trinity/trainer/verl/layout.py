@@ -71,7 +71,7 @@ def choose_layout(model: PreTrainedModel, *, has_logits: bool, may_pack: bool | 
 
     Raises:
         EnvironmentProblem: the model sees later tokens or cannot be computed in either way (E3130), or its logits are
-            not those of a linear map with a scale and a bound (E3131).
+            not those of a linear layer with a scale and a bound (E3131).
     """
     rows = _rows(model)
     register()
@@ -265,7 +265,7 @@ def _logit_rules(config: PreTrainedConfig) -> Iterator[LogitRule]:
 
 def _head_problem(model: PreTrainedModel) -> str:
     return (
-        f"the logits of {_name(model)} are not those of one linear map with a scale and a bound, which is what the "
+        f"the logits of {_name(model)} are not those of one linear layer with a scale and a bound, which is what the "
         "trainer computes; use a model of another family"
     )
 

@@ -182,7 +182,7 @@ def load_value_model(path: str, device: torch.device, *, config: Config) -> PreT
 
 
 def value_head(model: PreTrainedModel) -> nn.Linear:
-    """Return the linear map from hidden states to values.
+    """Return the linear layer from hidden states to values.
 
     Raises:
         EnvironmentProblem: the model type has none that is known (E3120).

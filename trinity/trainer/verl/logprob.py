@@ -115,7 +115,7 @@ class LayerGradients:
     def add_products(self, part: slice, grad: Float[Tensor, "m V"]) -> None:
         """Add the gradients of the inputs `part` and of the weight.
 
-        `grad` is the gradient by the products, in their number type.
+        `grad` is the gradient by the products, in their data type.
         """
         self.hidden[part] = matmul(grad, self.layer.weight)
         if self.weight is not None:
@@ -213,7 +213,7 @@ def logprob_and_entropy(
 
     Args:
         hidden: last hidden states.
-        layer: output layer in the number type of `hidden`; its parameter and its bias get the gradient.
+        layer: output layer in the data type of `hidden`; its parameter and its bias get the gradient.
         labels: scored tokens.
         temperature: divides the logits.
         with_entropy: compute the entropy; zeros otherwise.

@@ -2,7 +2,7 @@
 
     W = W0 + scale * B A
 
-is the weight of an adapted linear map (arXiv:2106.09685, section 4.1). The model's own weights W0 are frozen; other
+is the weight of an adapted linear layer (arXiv:2106.09685, section 4.1). The model's own weights W0 are frozen; other
 components see merged weights under the model's own names. A new adapter is made from the seed.
 
 ```
@@ -48,7 +48,7 @@ META = "lora_train_meta.json"
 CONFIG, WEIGHTS = ADAPTER_FILES
 ADAPTER = "default"
 
-# Options of an adapter beyond `scale * B A` in linear maps, each with the value that turns it off.
+# Options of an adapter beyond `scale * B A` in linear layers, each with the value that turns it off.
 _PLAIN: dict[str, Any] = {
     "bias": "none", "use_dora": False, "lora_bias": False, "modules_to_save": None, "layer_replication": None,
     "target_parameters": None, "trainable_token_indices": None,
@@ -62,7 +62,7 @@ class MergedWeights(Mapping[str, Tensor]):
     The next step changes them.
 
     Args:
-        model: a model with an adapter in its linear maps.
+        model: a model with an adapter in its linear layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -106,7 +106,7 @@ class Adapter:
 
     Attributes:
         wrapped: PEFT's view of the model.
-        model: the model itself, whose linear maps hold the adapter.
+        model: the model itself, whose linear layers hold the adapter.
         name: name that the configuration gives it.
         is_fresh: made by this run, so that at its start it adds nothing.
         base_hash: hash of the base model's files; empty where the model is not a folder.
@@ -137,7 +137,7 @@ class Adapter:
         return context
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return A [r, I] and B [O, r] of each linear map under PEFT's names.
+        """Return A [r, I] and B [O, r] of each linear layer under PEFT's names.
 
         They are whole and on the CPU; every rank calls this.
         """
@@ -178,7 +178,7 @@ class Adapter:
         saved, own = load_file(folder / LORA_FOLDER / WEIGHTS), self.tensors()
         if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
             raise CheckpointError(
-                f"{folder / LORA_FOLDER} is an adapter of rank {meta['r']} in {len(saved) // 2} linear maps; {KEY} "
+                f"{folder / LORA_FOLDER} is an adapter of rank {meta['r']} in {len(saved) // 2} linear layers; {KEY} "
                 f"makes one of rank {self.config.r} in {len(own) // 2}; write lora_rank and "
                 "target_modules as they were, or set continue_from_checkpoint: false",
                 code="E7020",
@@ -195,16 +195,16 @@ def is_adapter_tensor(name: str) -> bool:
 
 
 def attach(model: PreTrainedModel, settings: LoraConfig, *, seed: int, base_hash: str) -> Adapter:
-    """Freeze `model`, put an adapter into its linear maps, and return it.
+    """Freeze `model`, put an adapter into its linear layers, and return it.
 
     Args:
-        model: weights in float32; its linear maps are replaced in place.
+        model: weights in float32; its linear layers are replaced in place.
         settings: the adapter's section of the configuration.
         seed: of the initial A of a new adapter; its B is 0.
         base_hash: hash of the model's files.
 
     Raises:
-        ConfigError: `target_modules` or `exclude_modules` names no linear map of the model.
+        ConfigError: `target_modules` or `exclude_modules` names no linear layer of the model.
         EnvironmentProblem: the adapter of `path` cannot be read or does not fit.
     """
     path = None if settings.path is None else Path(settings.path).expanduser()
@@ -263,7 +263,7 @@ def _read(folder: Path) -> tuple[peft.LoraConfig, dict[str, Tensor]]:
     if not isinstance(config, peft.LoraConfig) or more:
         what = f"sets {', '.join(more)}" if more else f"is of type {config.peft_type}"
         raise EnvironmentProblem(
-            f"{KEY}.path {folder} {what}; only plain LoRA in linear maps can be trained here", code="E3119"
+            f"{KEY}.path {folder} {what}; only plain LoRA in linear layers can be trained here", code="E3119"
         )
     if config.lora_dropout:
         logger.warning("%s.path: lora_dropout %g is not used; dropout is 0 in training", KEY, config.lora_dropout)
@@ -301,8 +301,8 @@ def _check_targets(model: PreTrainedModel, config: peft.LoraConfig) -> bool:
             wrong = [name for name in others if _matches(pattern, name, is_whole=is_whole, key=key)]
             if wrong and key == "target_modules":
                 raise ConfigError(
-                    f"{KEY}.{key}: {pattern!r} matches {wrong[0]}, which is no linear map inside the model; an adapter "
-                    f"goes into linear maps: {_names(linear)}",
+                    f"{KEY}.{key}: {pattern!r} matches {wrong[0]}, which is no linear layer inside the model; an "
+                    f"adapter goes into linear layers: {_names(linear)}",
                     code="E1871",
                 )
     return any(isinstance(module, Conv1D) for module in linear.values())
@@ -319,7 +319,8 @@ def _matches(pattern: str, name: str, *, is_whole: bool, key: str) -> bool:
 def _no_match(key: str, pattern: str, linear: Mapping[str, nn.Module], *, is_regex: bool) -> ConfigError:
     hint = f"; a string is a regular expression of whole names such as {next(iter(linear))}: write a list" * is_regex
     return ConfigError(
-        f"{KEY}.{key}: {pattern!r} matches no linear map of the model; there are {near_name(pattern, [*linear])}{hint}",
+        f"{KEY}.{key}: {pattern!r} matches no linear layer of the model; there are "
+        f"{near_name(pattern, [*linear])}{hint}",
         code="E1871",
     )
 

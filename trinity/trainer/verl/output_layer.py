@@ -16,7 +16,7 @@ from trinity.utils.products import matmul
 
 @dataclass(frozen=True)
 class LogitRule:
-    """Scale and bound that some families apply after the linear map.
+    """Scale and bound that some families apply after the linear layer.
 
         logits = softcap * tanh(scale * products / softcap)
 
@@ -52,7 +52,7 @@ class OutputLayer:
     """The current weights of the output layer.
 
     Attributes:
-        weight: in the number type of the products.
+        weight: in the data type of the products.
         bias: float32, if there is one.
         parameter: the float32 parameter that `weight` is a copy of; it gets the gradient.
         rule: scale and bound of the products.

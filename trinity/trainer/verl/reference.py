@@ -104,7 +104,7 @@ def load_reference(
         adapter: the trained part of the policy, if that is an adapter.
         settings: temperature and size of micro-batches.
         device: where it computes.
-        dtype: number type of the products.
+        dtype: data type of the products.
         ranks: the processes that score together.
         decoder: of the policy; only it can read the sharded parameters.
     """

@@ -55,7 +55,7 @@ def actor_of(config: Config) -> ActorConfig:
 
 
 def products_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """Return the number type of matrix products.
+    """Return the data type of matrix products.
 
     A type that the configuration writes (`actor.fsdp_config.mixed_precision.param_dtype`, else `.dtype`) is used as
     it is; the default is bfloat16 where the device has units for it, else float32.

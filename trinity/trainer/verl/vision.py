@@ -28,7 +28,7 @@ class VisionPart:
 
     Args:
         model: the policy.
-        dtype: number type of the products.
+        dtype: data type of the products.
         is_adapted: compute with the adapter, where the vision model has one.
 
     Attributes:

@@ -5,7 +5,7 @@ write. These kernels are compiled by Numba at their first call and kept in its c
 PyTorch's operations, so that a deterministic run never uses them.
 
     choice.py      whether they are used
-    machine.py     addresses, number types, the exponential function
+    machine.py     addresses, data types, the exponential function
     decoding.py    norms, attention and feed-forward of a decoding step
     sampling.py    one draw a row
     training.py    the backward pass of a feed-forward block

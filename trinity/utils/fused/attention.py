@@ -165,7 +165,7 @@ def forward(
         pairs: [P, PAIR], equal keys one after another; together they hold every key that a query sees.
         sizes: N, Q, H, D and P.
         buffer: see `buffer_size`.
-        like: number type of queries, keys and values.
+        like: data type of queries, keys and values.
     """
     num_tokens, num_queries, heads, size, num_pairs = sizes
     none, begin = np.float32(0), 0

@@ -24,7 +24,7 @@ def uses_kernels(num_elements: int, *, device: torch.device, dtype: torch.dtype)
     Args:
         num_elements: parameters of the model, or elements of the tensor.
         device: where it is.
-        dtype: number type of its products.
+        dtype: data type of its products.
     """
     return (
         num_elements >= LEAST_ELEMENTS

@@ -179,7 +179,7 @@ def attend(
         sizes: B, Q, H and D.
         buffer: float32 of M times all keys of a row, and 2 M D.
         eps: of the norms.
-        like: number type of all of these.
+        like: data type of all of these.
     """
     rows, num_queries, heads, size = sizes
     x, y = pointer(qkv, like), pointer(out, like)

@@ -30,7 +30,7 @@ def forward(logits: int, labels: int, found: tuple[int, int, int], rows: int, si
         rows: M.
         size: V.
         inverse: 1 / temperature.
-        like: number type of `logits`.
+        like: data type of `logits`.
     """
     x, label, factor = pointer(logits, like), pointer(labels, np.int64(0)), np.float32(inverse)
     logprob, entropy, lse = pointer(found[0], F0), pointer(found[1], F0), pointer(found[2], F0)
@@ -68,7 +68,7 @@ def backward(logits: int, labels: int, kept: tuple[int, int], grads: tuple[int, 
         rows: M.
         size: V.
         inverse: as of `forward`.
-        like: number type of `logits` and `out`.
+        like: data type of `logits` and `out`.
     """
     x, z, label, factor = pointer(logits, like), pointer(out, like), pointer(labels, np.int64(0)), np.float32(inverse)
     entropy, lse, of_logprob = pointer(kept[0], F0), pointer(kept[1], F0), pointer(grads[0], F0)

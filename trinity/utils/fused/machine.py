@@ -1,7 +1,7 @@
-"""What kernels are made of: addresses, number types, e^x.
+"""What kernels are made of: addresses, data types, e^x.
 
 A kernel takes addresses of tensors as integers, since making arrays of them would take longer than many a kernel. A
-tensor's number type is told by a number of the type that its elements have in memory, `LIKE`: bfloat16 is the upper
+tensor's data type is told by a number of the type that its elements have in memory, `LIKE`: bfloat16 is the upper
 half of a float32, which a 16-bit integer holds.
 """
 

@@ -27,7 +27,7 @@ def gate_backward(fused: int, grad: int, out: int, rows: int, size: int, like: A
         out: [N, 2 F].
         rows: N.
         size: F.
-        like: number type of all of these.
+        like: data type of all of these.
     """
     x, y, z = pointer(fused, like), pointer(grad, like), pointer(out, like)
     for row in range(rows):
@@ -56,7 +56,7 @@ def norm(x: int, added: int, weight: int, total: int, out: int, scales: int, row
         rows: N.
         size: d.
         eps: of the mean.
-        likes: number types of `x` and `total`, and of `added` and `out`.
+        likes: data types of `x` and `total`, and of `added` and `out`.
     """
     like, like_out = likes
     y, w, z, s = pointer(x, like), pointer(weight, F0), pointer(out, like_out), pointer(scales, F0)
@@ -88,7 +88,7 @@ def norm_backward(x: int, weight: int, scales: int, grads: tuple[int, int], foun
         weight: as of `norm`.
         scales: likewise.
         grads: gradients of `out`, and of y by other ways, [N, d]; address 0: there is no other way.
-        found: gradient of y [N, d], the same in the number type of `added` (address 0: nothing is added), and the
+        found: gradient of y [N, d], the same in the data type of `added` (address 0: nothing is added), and the
             gradient of the weight (zeros [d] in float32; address 0: it needs none).
         buffer: [d] in float32.
         rows: N.
@@ -139,7 +139,7 @@ def rotate(
         out: [N, H, D].
         sizes: N, H, D and the distance between the tokens of `x`, in numbers.
         is_backward: write the gradient.
-        like: number type of all of these.
+        like: data type of all of these.
     """
     y, c, s, z = pointer(x, like), pointer(cos, like), pointer(sin, like), pointer(out, like)
     rows, heads, size, distance = sizes

@@ -86,7 +86,7 @@ def joined(address: str, *names: str) -> str:
 def identity(address: str) -> str:
     """Return what names an address in the cache: 32 hexadecimal digits.
 
-    User, password and signatures do not count: a link that is signed anew each day is the same file.
+    User, password and signatures do not count: a link that is signed again each day is the same file.
     """
     name, rest = (scheme_name(address) or "").replace("s3a", "s3").replace("gcs", "gs"), address.partition("://")[2]
     if name in ("http", "https"):

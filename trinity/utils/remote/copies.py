@@ -2,7 +2,7 @@
 
 `<cache>/remote/<address>/<version>/<name>` holds a file, or the files of a folder; the version is a hash of what the
 store tells of them. `<version>.json` beside it says what the copy consists of; without it the copy is not whole. So a
-copy in use is never written to, and an interrupted download goes on where it ended.
+copy in use is never written to, and an interrupted download continues where it ended.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _fetched(place: _Place, source: Source, patience: Patience) -> Copy:
             try:
                 return _download(place, source, files, version, is_folder=is_folder, patience=patience)
             except Changed:
-                _logger.warning("%s changed while it was copied; begun anew", what)
+                _logger.warning("%s changed while it was copied; begun again", what)
                 shutil.rmtree(place.root / version, ignore_errors=True)
     raise AddressError(
         f"{what} changed {_MAX_CHANGES} times while it was copied; wait until whoever writes it is done, or give the "

@@ -85,7 +85,7 @@ def unreachable(what: str, error: BaseException, *, attempts: int) -> AddressErr
     """Return the error of a store that did not answer often enough."""
     return AddressError(
         f"{what} does not answer, tried {attempts} times: {reason(system_cause(error))}; look at the network and run "
-        "the same command again, which goes on with what has come",
+        "the same command again, which continues with what has come",
         code="E3614",
     )
 

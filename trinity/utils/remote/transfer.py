@@ -60,7 +60,7 @@ def transfer(source: Source, file: RemoteFile, target: Path, patience: Patience)
                 code="E3616",
             )
         seen.add(found["sha256"])
-        _logger.warning("%s: its %s is not the one that its store states; fetched anew", what, wrong[0].algorithm)
+        _logger.warning("%s: its %s is not the one that its store states; fetched again", what, wrong[0].algorithm)
     failpoint("remote.before_rename")
     os.replace(part, target)
     return found["sha256"]
@@ -102,8 +102,8 @@ def _download(source: Source, file: RemoteFile, part: Path, what: str, patience:
             number, best = 1 if reached > best > 0 else number + 1, max(best, reached)
             if number >= patience.attempts and isinstance(failure, Interrupted) and file.size is not None:
                 raise AddressError(
-                    f"{what} is not whole: {failure}, tried {number} times; run the same command again, which goes on "
-                    "with what has come, or put the file there anew",
+                    f"{what} is not whole: {failure}, tried {number} times; run the same command again, which "
+                    "continues with what has come, or put the file there again",
                     code="E3615",
                 ) from failure
             patience.failed(what, failure, number)

@@ -91,7 +91,7 @@ def test_a_success_is_learned(row: dict[str, Any]) -> None:
         assert made.reward == 1.0 and made.metrics == {"success": 1.0, "reward": 1.0, "steps": 3.0}
 
 
-@pytest.mark.difference("RAFT on ALFWorld: attempts that failed")
+@pytest.mark.difference("RAFT on ALFWorld: rollouts that failed")
 def test_what_failed_counts_and_is_not_learned(row: dict[str, Any]) -> None:
     (made,) = attempt("RAFT_alfworld_workflow", full("look", "look", "look"), row)  # ends with the third
     assert (said(made), made.reward) == ("", 0.0)

@@ -60,7 +60,7 @@ def test_an_action_that_the_page_does_not_take(shop: Any, action: str, says: str
 def test_products_are_loaded_once_and_attempts_have_sessions_of_their_own(shop: Any) -> None:
     random.seed(1)
     before = random.getstate()
-    for _ in range(2):  # the second attempt at a goal finds it anew, not bought
+    for _ in range(2):  # the second attempt at a goal finds it again, not bought
         (made,) = attempt("webshop_workflow", act(*BUY), {"prompt": "0"}, num_products=1000)
         assert made.reward == 1.0
     attempt("webshop_workflow", act(*BUY), {"prompt": "0"})

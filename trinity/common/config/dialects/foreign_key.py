@@ -1,4 +1,4 @@
-"""One row of a dialect's table: a key, and what becomes of it here."""
+"""One row of a dialect's table: a key, and what happens to it here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_DEFAULTS = {bool: "flag", int: "integer", float: "number", str: "text"}
 
 
 class Fate(Enum):
-    """What becomes of a key."""
+    """What happens to a key."""
 
     HONOURED = "honoured"
     HARMLESS = "harmless"
@@ -49,7 +49,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """A key of another tool, and what becomes of it here.
+    """A key of another tool, and what happens to it here.
 
     Attributes:
         name: its dotted name.
@@ -57,7 +57,7 @@ class ForeignKey:
         via: the conversion that reads it; empty: its value is put to each of `to` as it is.
         default: the value of an absent key, if something follows from it here.
         accepts: the values that mean what happens here anyway; of a refused key all others are refused, of a harmless
-            one all others are told.
+            one all others are reported.
         why: why it is refused, or changes nothing.
         instead: what to write in place of what is refused.
         newer: the key of which this is an older name.
@@ -96,7 +96,7 @@ class ForeignKey:
 
     @property
     def fate(self) -> Fate:
-        """What becomes of the key, apart from values that the schema refuses."""
+        """What happens to the key, apart from values that the schema refuses."""
         if self.newer:
             return Fate.OLDER
         if self.to:

@@ -104,7 +104,7 @@ def order(t: Translation) -> None:
 
 
 def truncation(t: Translation) -> None:
-    """Choose what becomes of prompts that are too long."""
+    """Choose what happens to prompts that are too long."""
     mode, filtered = "data.truncation", "data.filter_overlong_prompts"
     chosen = t.chosen(mode, "error", "left", "right", "middle")
     if chosen is None:

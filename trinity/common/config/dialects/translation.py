@@ -31,7 +31,7 @@ class Became:
     Attributes:
         name: the key, as the table has it.
         written: the key as the file has it.
-        fate: what becomes of it.
+        fate: what happens to it.
         why: why it changes nothing, or is refused.
         value: what was written.
     """
@@ -53,7 +53,7 @@ class Translation:
         foreign: the values of the file, interpolations resolved.
         defaults: values of absent keys, over those of the table.
         ours: what it becomes.
-        problems: what cannot be, and what is told.
+        problems: what cannot be, and what is reported.
         became: the written keys in their order.
         sources: the foreign keys that gave each of our keys.
         shipped: what would be told of values that are veRL's own defaults, or follow another key of the file.
@@ -171,7 +171,7 @@ class Translation:
     def number(self, name: str, least: int = 0) -> int | None:
         """Return the value of a key that counts something.
 
-        None if it is absent, or no such number, which is told (E1101).
+        None if it is absent, or no such number, which is reported (E1101).
         """
         value = self.value(name)
         if value is None:
@@ -185,7 +185,7 @@ class Translation:
     def chosen(self, name: str, *among: str) -> str | None:
         """Return the value of a key that is one of several words, else None.
 
-        Another word is told (E1301).
+        Another word is reported (E1301).
         """
         value = self.value(name)
         if value is None or value in among:

@@ -182,7 +182,7 @@ def _reason(resolution: Resolution, source: Key[object]) -> str:
     theirs, ours = _rhythm(resolution)
     if resolution.mode != "both" or theirs == ours:
         return str(source)
-    return f"{source}, with {ours} trainer steps for {theirs} explorer steps"
+    return f"{source}, with {ours} training steps for {theirs} explore steps"
 
 
 def _in_trainer_steps(resolution: Resolution, steps: int) -> int:

@@ -110,7 +110,7 @@ def _resolve_retention(resolution: Resolution) -> None:
 
 
 def _resolve_places(resolution: Resolution) -> None:
-    """Refuse number types in both `fsdp` and the older `model.fsdp_config`."""
+    """Refuse data types in both `fsdp` and the older `model.fsdp_config`."""
     newer, older = CRITIC.fsdp, CRITIC.model.fsdp_config
     if resolution.is_given(newer) and resolution.is_given(older):
         resolution.problem(

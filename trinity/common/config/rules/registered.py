@@ -285,7 +285,7 @@ def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
     if rule == TEXT:
         return isinstance(value, str)
     if not isinstance(value, int | float):
-        return True  # of the wrong kind, which is told elsewhere
+        return True  # of the wrong kind, which is reported elsewhere
     low, high = (float(end) for end in rule[1:-1].split(","))
     is_above = value > low if rule[0] == "(" else value >= low
     return is_above and (value < high if rule[-1] == ")" else value <= high)

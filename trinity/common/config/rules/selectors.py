@@ -33,7 +33,7 @@ def check_idle_selector(resolution: Resolution, key: Key[DataSelectorConfig]) ->
     names = [name for name in DataSelectorConfig.model_fields if resolution.is_own(part_of(key, name))]
     for name in names:
         idle = part_of(key, name)
-        why = "an evaluation attempts every task of its taskset, whatever their order"
+        why = "an evaluation runs every task of its taskset, whatever their order"
         resolution.problem("W1902", idle, f"`{idle}` has no effect: {why}", suggestion="remove it")
 
 

@@ -38,7 +38,7 @@ def resolve_serve(resolution: Resolution) -> None:
         resolution.problem(
             "W1902",
             INPUT,
-            f"`{INPUT}` has no effect with mode serve: it attempts no tasks, and answers programs outside of the run",
+            f"`{INPUT}` has no effect with mode serve: it runs no tasks, and answers programs outside of the run",
             involves=(KEYS.mode,),
             suggestion="remove it, or write `mode: explore`",
         )

@@ -36,8 +36,8 @@ OPTIMIZER = KEYS.algorithm.optimizer
 NOT_OVERRIDDEN: dict[str, tuple[str, str]] = {
     "attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
     "_attn_implementation": ("the attention over packed sequences is the trainer's own", "remove it"),
-    "dtype": ("it is the number type of stored files", "write `fsdp_config.mixed_precision.param_dtype`"),
-    "torch_dtype": ("it is the number type of stored files", "write `fsdp_config.mixed_precision.param_dtype`"),
+    "dtype": ("it is the data type of stored files", "write `fsdp_config.mixed_precision.param_dtype`"),
+    "torch_dtype": ("it is the data type of stored files", "write `fsdp_config.mixed_precision.param_dtype`"),
     "model_type": ("it says which code computes the model", "write another `model.model_path`"),
     "architectures": ("it says which code computes the model", "write another `model.model_path`"),
     "use_cache": ("a training pass keeps no cache", "remove it"),

@@ -6,7 +6,7 @@ import re
 
 HINT = (
     "In every turn, think between <think> and </think>, then write exactly one action between <action> and </action>. "
-    "Nobody answers questions; go on until the task is done."
+    "Nobody answers questions; continue until the task is done."
 )
 NO_ACTION = "There is no action between <action> and </action>."
 

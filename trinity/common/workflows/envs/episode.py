@@ -196,7 +196,7 @@ def failures_named(workflow: Workflow) -> Iterator[None]:
         raise
     except Exception as error:
         raise WorkflowError(
-            f"the environment of {type(workflow).__name__} failed: {type(error).__name__}: {error}; the attempt is not "
+            f"the environment of {type(workflow).__name__} failed: {type(error).__name__}: {error}; the rollout is not "
             "counted as a reward; look at the row and at workflow_args of the taskset",
             code="E5132",
         ) from error

@@ -44,7 +44,7 @@ class ShardOptions:
         reshard_after_forward: free gathered weights of a layer after its forward pass.
         forward_prefetch: gather the next layer while one is computed.
         offload_policy: keep the shards in host memory, also during a step.
-        reduce_dtype: number type in which gradients are summed.
+        reduce_dtype: data type in which gradients are summed.
         layer_classes: class names of the layers that are gathered on their own; None means all layers.
         min_num_params: layers of fewer parameters are gathered with the root.
         is_whole: gather the whole model at once.

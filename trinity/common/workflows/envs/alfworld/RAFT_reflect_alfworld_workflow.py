@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trinity.common.experience import Experience
 
 AGAIN = (
-    "That attempt ended after {steps} steps with a reward of {reward:g}; 1 is a success. The same task begins anew. "
+    "That attempt ended after {steps} steps with a reward of {reward:g}; 1 is a success. The same task begins again. "
     "Use what you have learned, and reply in the same form."
 )
 

@@ -81,7 +81,7 @@ class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
         return experiences
 
     def step(self, step_num: int) -> bool:
-        """Ask for an action and do it; return whether the attempt goes on."""
+        """Ask for an action and do it; return whether the attempt continues."""
         seen = self.said
         self.messages.append({"role": "user", "content": seen})
         (answer,) = self.model.chat(self.messages, **(self.rollout_args | {"n": 1}))

@@ -39,7 +39,7 @@ SOLVED, GOES_ON, WRONG = 1.0, 0.0, -1.0
 class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
     """A Sudoku, filled in over several steps, each with its own reward.
 
-    1 for the step that solves it, 0 for one that goes on, and -1 for one that cannot be read or breaks a rule, which
+    1 for the step that solves it, 0 for one that continues, and -1 for one that cannot be read or breaks a rule, which
     ends the attempt. The puzzle is the row's column `puzzle`; without one it is made from the row's `seed`, the size
     and the difficulty. A full board that breaks no rule is a solution.
     """
@@ -88,7 +88,7 @@ class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
         return board
 
     def step(self, step_num: int) -> bool:
-        """Ask for cells and fill them in; return whether the attempt goes on."""
+        """Ask for cells and fill them in; return whether the attempt continues."""
         before = self.render_board()
         size = len(self.board)
         prompt = PROMPT.format(

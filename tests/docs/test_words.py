@@ -1,0 +1,36 @@
+"""Pages, messages and docstrings are in plain English, with one name for one thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, english_pages
+from tests.docs.words import INSTEAD, PATTERNS, odd_words, texts_of
+
+PAGES = [*english_pages(), Page(ROOT / "benchmarks/README.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_use_plain_words(page: Page) -> None:
+    assert not list(odd_words(page.text))
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "trinity").iterdir() if path.is_dir()))
+def test_messages_and_docstrings_use_plain_words(folder: str) -> None:
+    found = {path: list(odd_words(texts_of(path))) for path in sorted((ROOT / "trinity" / folder).rglob("*.py"))}
+    assert not {str(path.relative_to(ROOT)): words for path, words in found.items() if words}
+
+
+def test_odd_words_are_found_in_pages_messages_and_docstrings(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""What became\nof it."""\nraise ValueError(f"{1} goes " f"on to the bit")\n', encoding="utf-8")
+    found = list(odd_words(texts_of(module)))
+    assert [each.split("; ")[0] for each in found] == [
+        "line 3: 'to the bit'",
+        "line 1: 'became of'",
+        "line 3: 'goes on'",
+    ]
+    assert not list(odd_words("It continues; trainers step; what often happens to linear layers."))
+    assert len(PATTERNS) == len(INSTEAD)

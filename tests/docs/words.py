@@ -1,0 +1,64 @@
+"""Words that pages, messages and docstrings do not use, each with what is written in its place.
+
+One thing has one name: the rollouts of a task have responses and give experiences; the explorer makes explore steps,
+the trainer training steps.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+INSTEAD = {
+    r"what of": "which part of",
+    r"to the bit|bit by bit|equal bits|(?:the )?same bits": "bitwise identical",
+    r"mov(?:es?|ing) nothing|moves? neither": "has no effect",
+    r"amounts? to": "is, means; its summary",
+    r"(?:has )?becom(?:e|es) of|became of": "happens to, happened to",
+    r"go(?:es)? on|going on|went on": "continues, resumes",
+    r"which is told|(?:is|are) told(?=[ ]?[(,.;|])": "is reported",
+    r"need not be waited for": "may be abandoned",
+    r"ends? the run in order": "shuts down cleanly",
+    r"does not pass for bad luck": "usually means",
+    r"by reinforcement(?! learning)": "with reinforcement learning",
+    r"linear maps?": "linear layer",
+    r"number types?": "data type",
+    r"dry batch(?:es)?": "synthetic batch",
+    r"learnt": "learned",
+    r"anew": "again",
+    r"mended": "corrected",
+    r"explorer steps?": "explore step",
+    r"trainer steps?": "training step",
+}
+"""What is not written, as a pattern of whole words, and what is written in its place."""
+
+PATTERNS = {
+    re.compile(r"\b(?:" + pattern.replace(" ", r"\s+") + r")\b", re.IGNORECASE): new for pattern, new in INSTEAD.items()
+}
+
+
+def odd_words(text: str) -> Iterator[str]:
+    """Yield each place of a text that uses such a word, with what to write."""
+    for pattern, new in PATTERNS.items():
+        for found in pattern.finditer(text):
+            line = text[: found.start()].count("\n") + 1
+            yield f"line {line}: {' '.join(found.group().split())!r}; write {new!r}"
+
+
+def texts_of(path: Path) -> str:
+    """Return messages, help texts and docstrings of a module, a line each.
+
+    The parts of a message that values fill are `…`.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            found.append(node.value)
+    return "\n".join(found)
