@@ -28,6 +28,8 @@ ALIKE = (
     (r"bench/(.+)", r"eval/\1"),
     (r"eval/[^/]+/((?:.+_count|time/.+))", r"rollout/\1"),
     (r"rollout/[^/]+/((?:finished_task_count|[^/]+/(?:mean|max|min)))", r"rollout/\1"),
+    (r"((?:rollout/|response_length|prompt_length).*)/(?:std|p10|p50|p90)", r"\1/mean"),
+    (r"(eval/.+@\d+)/(?:mean|max|min|std|p10|p50|p90)", r"\1"),
     (r"sample/expert_(overlong_count|quarantined_row_count)", r"sample/\1"),
 )
 """Names that mean the same as others, of another set of tasks or rows."""
