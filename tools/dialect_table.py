@@ -85,12 +85,10 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
   里的内容就在下表中。
 - **本机**：`actor_rollout_ref.rollout.name=torch` 表示内嵌引擎，`trainer.n_gpus_per_node=0` 表示 CPU。
   有多块 GPU 时，引擎与训练器各用各的，并会告知（W1941）。
-- **数值**照 veRL 0.9，没写的配置项取它的默认值。`data.train_batch_size` 和 `ppo_mini_batch_size` 以提示计数。
-  旧的对数概率由训练器在该步之前的权重上计算。有 `algorithm.kl_ctrl` 而没有 `use_kl_in_reward` 的文件属于较早的
-  版本：除非损失里已有 KL 项，否则奖励里有 KL 项，并会告知。文件顶层的
-  `compat: verl-0.6`（我们自己的配置项）恢复 veRL 0.6 及更早的损失：
-  每个微批各自归一，策略和 critic 的损失都是微批之间、再是各 worker 之间的均值；其余仍照 0.9。它要求微批的
-  行数固定，并且无论
+- **数值**照 veRL 0.9，没写的配置项取它的默认值。`data.train_batch_size` 和 `ppo_mini_batch_size` 以提示计数。旧的对数概率
+  由训练器在该步之前的权重上计算。有 `algorithm.kl_ctrl` 而没有 `use_kl_in_reward` 的文件属于较早的版本：除非损失里已有 KL
+  项，否则奖励里有 KL 项，并会告知。文件顶层的 `compat: verl-0.6`（我们自己的配置项）恢复 veRL 0.6 及更早的损失：每个
+  微批各自归一，策略和 critic 的损失都是微批之间、再是各 worker 之间的均值；其余仍照 0.9。它要求微批的行数固定，并且无论
   `balance_batch` 怎样写，每个 worker 都按批次里的顺序取行（W1941）。
 - **数据行**就是 veRL 的 parquet：`prompt` 里的消息、`data_source`、`reward_model.ground_truth`、`extra_info`、
   `images`。内置 gsm8k、MATH、DAPO 和 geometry3k 的评分；其他的用 `custom_reward_function` 给出。

@@ -23,12 +23,17 @@ BENCHMARKS = Page(ROOT / "benchmarks/README.md")
 each_page = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 each_linked = pytest.mark.parametrize("page", [*ALL, BENCHMARKS, BENCHMARKS.twin], ids=lambda page: page.name)
 each_pair = pytest.mark.parametrize("page", [*ENGLISH, BENCHMARKS], ids=lambda page: page.name)
-FILES = (".py", ".json", ".log", ".yaml", ".db", ".safetensors")
+FILES = (".py", ".json", ".log", ".out", ".yaml", ".db", ".safetensors")
 
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "trinity").rglob("*.py")))
+    files = [
+        *(ROOT / "trinity").rglob("*.py"),
+        *(ROOT / "examples").glob("*/*.yaml"),
+        *(ROOT / "examples").glob("*/*.sh"),
+    ]
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,7 @@ def test_error_codes_exist(page: Page, source: str) -> None:
 def test_configuration_keys_exist(page: Page) -> None:
     sections = "|".join(Config.model_fields)
     keys = [t for t in page.terms if re.fullmatch(rf"({sections})(\.\w+)+", t) and not t.endswith(FILES)]
-    if page.path.name.startswith("dialects"):
+    if page.path.name.startswith(("dialects", "coming-from")):
         keys = [key for key in keys if row_of(key) is None and not is_section(key)]
     missing = [key for key in keys if annotation_at(tuple(key.split("."))) is None]
     assert not missing
