@@ -125,7 +125,8 @@ def groups() -> tuple[Group, ...]:
 def find(name: str) -> Metric | None:
     """Return the metric that a written name is of; None: it is unknown.
 
-    Of several it is the one with the fewest placeholders. One that only fits names which plugins choose is found as well, last of all.
+    Of several it is the one with the fewest placeholders. One that only fits
+    names which plugins choose is found as well, last of all.
     """
     fitting = [metric for metric in _metrics() if metric.fits(name) or name == metric.name]
     ours = [metric for metric in fitting if not metric.is_open]

@@ -36,7 +36,7 @@ class Shipper:
         metrics: the file of metrics.
         samples: the file of tables; the state of what was sent is kept beside it.
         guarded: runs a call of the tracker and reports its failure.
-        logger: of what the user is told.
+        logger: for messages to the user.
     """
 
     def __init__(
