@@ -96,7 +96,8 @@ class Page:
 
 def all_pages() -> list[Page]:
     """Return every page of the documentation, both languages."""
-    return [Page(path) for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])]
+    folders = (ROOT / "docs").rglob("*.md"), (ROOT / "examples").rglob("*.md")
+    return [Page(path) for path in sorted([*ROOT.glob("*.md"), *(path for found in folders for path in found)])]
 
 
 def english_pages() -> list[Page]:
