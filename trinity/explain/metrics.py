@@ -1,7 +1,7 @@
-"""What a metric means: unit, formula, step axis, healthy values, other names.
+"""What a metric means, from `metrics.yaml`.
 
-The file `metrics.yaml` has an entry for every metric that is written here, a family of them where a part of the name
-depends on the run.
+An entry has unit, formula, step axis, healthy values and names elsewhere. Every metric that is written here has one, a
+family of them where a part of the name depends on the run.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def groups() -> tuple[Group, ...]:
 
 
 def find(name: str) -> Metric | None:
-    """Return the metric that a written name is of, the one with the fewest placeholders; None: it is unknown.
+    """Return the metric that a written name is of; None: it is unknown.
 
-    One that only fits names which plugins choose is found as well, last of all.
+    Of several it is the one with the fewest placeholders. One of names that plugins choose is found last of all.
     """
     fitting = [metric for metric in _metrics() if metric.fits(name) or name == metric.name]
     ours = [metric for metric in fitting if not metric.is_open]
