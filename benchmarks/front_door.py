@@ -1,12 +1,17 @@
-"""Figures of the commands that come before a run: typing errors understood, and how long `validate`, `doctor`,
-`estimate` and a completion take.
+"""Figures of what comes before a run: typing errors understood, how long `validate`, `doctor`, `estimate` and a
+completion take, and how soon the studio is there.
 
     python benchmarks/front_door.py                 # seconds of the commands
     python benchmarks/front_door.py --typos         # every key of the schema with single edits: minutes
+    python benchmarks/front_door.py --studio        # seconds until the studio is painted; needs Chromium and its driver
 
 A single edit is a letter left out, a letter put in, a letter replaced, or two neighbours swapped, at every place of the
 name; the letter that is put in or replaces another is drawn, with a fixed seed. An edit that gives another key of the
 section is none. Right is a finding of the key whose suggestion is the name that was edited.
+
+Of the studio: a server and a browser that are new each time, so that nothing is in a cache. First paint is what the
+browser itself calls first contentful paint, counted from the request of the page. The CPU seconds are those of the
+server, its start included: they do not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -14,12 +19,14 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,12 +132,79 @@ def measure_commands() -> None:
             print(f"| {name} | {wall:.2f} | {cpu:.2f} |", flush=True)
 
 
+def seconds_of_studio(folder: Path) -> dict[str, float]:
+    """Return seconds of a new studio in a new browser: its address printed, first paint, the fields of the form."""
+    import psutil
+
+    from tests.browser import browsing
+
+    started = time.perf_counter()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "trinity", "studio", "--port", "0"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        address = next(match[0] for line in server.stdout if (match := re.search(r"http://\S+", line)))
+        printed = time.perf_counter() - started
+        while not listens(address):
+            time.sleep(0.02)
+        listening = time.perf_counter() - started
+        with browsing() as browser:
+            asked = time.perf_counter()
+            browser.open(address)
+            browser.find("//input[@aria-label='Project (project)']")
+            usable = time.perf_counter() - asked
+            paints = "return performance.getEntriesByName('first-contentful-paint').map(each => each.startTime)"
+            (painted,) = browser.run(paints)
+            times = psutil.Process(server.pid).cpu_times()
+    finally:
+        server.kill()
+        server.wait()
+    return {
+        "address printed": printed,
+        "server listens": listening,
+        "first paint, from the request of the page": painted / 1000,
+        "fields of the form, from the request of the page": usable,
+        "CPU of the server until then": times.user + times.system,
+    }
+
+
+def listens(address: str) -> bool:
+    """Return whether a server answers."""
+    try:
+        with urllib.request.urlopen(address, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def measure_studio() -> None:
+    """Print the median seconds of the studio's start, and the largest."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    os.environ["LC_ALL"] = "C.UTF-8"
+    with tempfile.TemporaryDirectory() as folder:
+        found = [seconds_of_studio(Path(folder)) for _ in range(REPEATS)]
+    print("| what | median s | largest s |")
+    print("|---|---|---|")
+    for name in found[0]:
+        values = [each[name] for each in found]
+        print(f"| {name} | {statistics.median(values):.2f} | {max(values):.2f} |")
+
+
 def main() -> None:
     """Measure what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--typos", action="store_true")
-    if parser.parse_args().typos:
+    parser.add_argument("--studio", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.typos:
         measure_typos()
+    elif arguments.studio:
+        measure_studio()
     else:
         measure_commands()
 

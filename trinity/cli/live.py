@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes on.
+"""What a terminal shows while a run is running.
 
 A bar, the figures, and the latest rollouts below them; a model's words are shown as text on one line each.
 """

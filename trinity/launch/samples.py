@@ -70,7 +70,7 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a run explored, as it is shown while the run goes on.
+    """What a run explored, as it is shown while the run is running.
 
     Attributes:
         task: `batch/task`.
@@ -113,7 +113,7 @@ def latest_rollouts(place: str, run: str, *, number: int) -> list[Rollout]:
 
 
 def rollouts_of(config: Config, *, number: int) -> Callable[[], list[Rollout]] | None:
-    """Return what reads the newest rollouts of a run while it goes on.
+    """Return what reads the newest rollouts of a run while it is running.
 
     None where none are kept in a database, or where the process that would read them is to import no torch: the driver
     of a run on Ray.

@@ -212,9 +212,9 @@ def read_curves(job_dir: Path) -> StageCurves:
 
 
 class GrowingCurves:
-    """The curves of a job that goes on; each line is read once.
+    """The curves of a running job; each line is read once.
 
-    Where the file was written anew, as by a run that goes back to a checkpoint, it is read from its beginning.
+    Where the file was written again, as by a run that goes back to a checkpoint, it is read from its beginning.
 
     Args:
         job_dir: folder of the job.

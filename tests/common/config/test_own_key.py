@@ -15,6 +15,7 @@ import yaml
 
 import trinity
 
+ROOT = Path(__file__).resolve().parents[3]
 KEY_FILE, KEY_BEFORE = "verl_policy.py", '    data_loader_seed: Int | None = key(None, "Seed of the shuffle.", '
 KEYS = """\
     own_seed: Int | None = key(None, "Seed of what is ours.", VERL, default_from="seed")
@@ -37,6 +38,15 @@ for command in json.loads(sys.argv[1]):
     done = CliRunner().invoke(app, command)
     print(json.dumps([done.exit_code, done.output if done.exit_code in (0, 2) else repr(done.exception)]))
 """
+SHOW = """
+import json
+from tools.reference.keys import page
+from trinity.manager.fields import PARTS, fields_by_key
+rows = [line for line in page("en").splitlines() if "own_" in line]
+fields = {key: [field.kind, field.help()] for key, field in fields_by_key().items() if "own_" in key}
+print(json.dumps([rows, fields]))
+"""
+"""The page of all keys, and the fields of the studio's forms."""
 
 
 def edited(text: str, before: str, new: str) -> str:
@@ -65,17 +75,23 @@ def package(tmp_path: Path) -> Path:
 
 def asked(package: Path, *commands: list[str]) -> list[tuple[int, str]]:
     """Return exit code and output of each command of the edited package."""
+    output = computed(package, ASK, json.dumps(commands))
+    return [(code, output) for code, output in map(json.loads, output.splitlines())]
+
+
+def computed(package: Path, code: str, *arguments: str) -> str:
+    """Return what Python code prints beside the edited package; the tools are those of this repository."""
     done = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps(commands)],
+        [sys.executable, "-c", code, *arguments],
         cwd=package,
-        env={**os.environ, "PYTHONPATH": str(package)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [(code, output) for code, output in map(json.loads, done.stdout.splitlines())]
+    return done.stdout
 
 
 def file_with(folder: Path, name: str, **actor: Any) -> str:
@@ -123,3 +139,8 @@ def test_a_key_is_one_field_and_a_rule_is_one_function(package: Path, tmp_path: 
     assert refused[0] == 2, refused[1]
     for code, key in (("E1899", "own_seed"), ("E1900", "own_mode"), ("W1816", "own_ceiling")):
         assert any(code in line and f"{here}.{key}" in line for line in refused[1].splitlines()), refused[1]
+    rows, fields = json.loads(computed(package, SHOW))
+    (row,) = [row for row in rows if f"{here}.own_seed`" in row]
+    assert "| `null` | Seed of what is ours; null: seed." in row and any(f"{here}.own_ceiling`" in row for row in rows)
+    kind, said = fields[f"{here}.own_seed"]
+    assert kind == "integer" and "Seed of what is ours" in said

@@ -27,7 +27,7 @@ Seen = tuple[str, int]
 
 
 def show_progress(job: JobState, curves: StageCurves) -> None:
-    """Show the figures of a run that goes on."""
+    """Show the figures of a running job."""
     planned = {actor: steps for part in job.parts for actor, steps in part.planned.items()}
     left = time_left_s(job, curves)
     steps = ", ".join(f"{_step(job, actor)} / {total}" for actor, total in planned.items())

@@ -212,7 +212,7 @@ def legend(scale: TokenColours, *, text_of: Callable[[Any], str], without: str) 
     """
     entries = [(scale.colour(value), text_of(value)) for value in scale.examples()] + [(_GREY, without)]
     swatches = "".join(
-        f'<span style="background:{colour};color:#111;padding:2px 8px;margin-right:6px">{html.escape(text)}</span>'
+        f'<span style="background:{colour};color:#111;border:1px solid #999;padding:1px 8px;margin-right:6px">{html.escape(text)}</span>'
         for colour, text in entries
     )
     return f"<div>{swatches}</div>"
