@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-# Captions and the parts of YAML are too pale on a light page otherwise. What is shown anew every two
+# Captions and the parts of YAML are too pale on a light page otherwise. What is shown again every two
 # seconds would fade each time.
 _STYLE = """
 <style>

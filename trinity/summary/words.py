@@ -103,7 +103,7 @@ LIVE = {
     "response": Text("response", "回答"),
     "unread": Text("the rollouts cannot be shown: {}", "无法显示 rollout：{}"),
 }
-"""What is shown while a run goes on; in braces is the number."""
+"""What is shown while a run is running; in braces is the number."""
 
 STATES = {
     "done": Text("done", "完成"),
