@@ -1,5 +1,6 @@
 # make demo    set up .venv and train the quickstart
 # make test    set up .venv and run the tests
+# make nightly run every example as it is written, one after another (half an hour)
 # make check   set up .venv and run the linters
 # make docs    set up .venv and build the documentation as a web site: site/index.html
 # make gpu     show in nine minutes what only a CUDA device can; writes gpu_report.json
@@ -21,10 +22,10 @@ export GOMP_SPINCOUNT ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser check docs gpu format clean
+.PHONY: help demo test nightly browser check docs gpu format clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
 
 demo: $(VENV)/.installed
 	$(BIN)/trinity quickstart --dir "$(QUICKSTART)"
@@ -37,6 +38,9 @@ test: export MKL_CBWR ?= AUTO
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+nightly: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
 
 # For the tests of the studio. Without it they fail, and say what to install.
 browser:

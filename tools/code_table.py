@@ -36,7 +36,7 @@ which … stands for a name or a value; a message also tells the key, the rule, 
 会算错、会丢失或会被忽略的，是错误；其余都是警告，并说明实际做了什么。
 本页由 `python -m tools.code_table` 从源码生成。
 一个代码的说明取自第一处给出它的地方，照消息原文（英文），其中的 … 代表一个名字或一个值；消息本身还会写出
-键、规则、值和办法。用 `--schema-only` 时，取决于机器或版本的（E1900、插件的名字）是警告。""",
+配置项、规则、值和办法。用 `--schema-only` 时，取决于机器或版本的（E1900、插件的名字）是警告。""",
         "reasons": "理由",
         "errors": "错误",
         "warnings": "警告",
@@ -55,7 +55,7 @@ CHINESE = {
     codes.CHECKPOINT: "检查点：会从别的东西继续",
     codes.SHARED: "共用：两个进程会写同样的文件",
     codes.SAME: "相同：实际所做的，或换个名字所做的，结果相同",
-    codes.IDLE: "不起作用：这个键在这次运行里什么也不改变，它要的东西也不缺",
+    codes.IDLE: "不起作用：这个配置项在这次运行里什么也不改变，它要的东西也不缺",
     codes.UNUSUAL: "少见：照所写的做，但可能不是本意",
     codes.UNSEEN: "看不到：起决定作用的东西这里不知道，运行时会检查",
 }

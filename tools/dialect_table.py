@@ -76,25 +76,25 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 `trinity run`、`trinity validate` 和 `trinity config show` 可以直接读取 veRL 的 `ppo_trainer` YAML（`data`、
 `actor_rollout_ref`、`critic`、`reward_model`、`algorithm`、`trainer`），以及 ModelArts 的文件（`backend_config`、
 `af_output_dir`）。`trinity convert config FILE -o trinity.yaml` 把同样的运行写成我们的文件，
-每个值后面注明它来自哪个键；`--to verl` 和 `--to modelarts` 则从我们的文件（或彼此的文件）写出他们的文件，
-并指出他们的文件说不出的每个键（E1947）。本页由 `python -m tools.dialect_table` 从源码生成；
+每个值后面注明它来自哪个配置项；`--to verl` 和 `--to modelarts` 则从我们的文件（或彼此的文件）写出他们的文件，
+并指出他们的文件说不出的每个配置项（E1947）。本页由 `python -m tools.dialect_table` 从源码生成；
 表中的理由照程序所说的原文（英文）。
 
-- **覆盖**写在文件后面，用 hydra 的写法：`a.b.c=v`、`+a.b=v`、`++a.b=v`、`~a.b`；我们自己的键（例如
+- **覆盖**写在文件后面，用 hydra 的写法：`a.b.c=v`、`+a.b=v`、`++a.b=v`、`~a.b`；我们自己的配置项（例如
   `synchronizer.sync_timeout=60`）在翻译之后应用。`--set` 两种都接受。`defaults:` 列表读取同目录的文件；veRL 自带的文件
   里的内容就在下表中。
 - **本机**：`actor_rollout_ref.rollout.name=torch` 表示内嵌引擎，`trainer.n_gpus_per_node=0` 表示 CPU。
   有多块 GPU 时，引擎与训练器各用各的，并会告知（W1941）。
-- **数值**照 veRL 0.9，没写的键取它的默认值。`data.train_batch_size` 和 `ppo_mini_batch_size` 以提示计数。旧的对数概率由
-  训练器在该步之前的权重上计算。有 `algorithm.kl_ctrl` 而没有 `use_kl_in_reward` 的文件属于较早的版本：除非损失里已有 KL
-  项，否则奖励里有 KL 项，并会告知。文件顶层的 `compat: verl-0.6`（我们自己的键）恢复 veRL 0.6 及更早的损失：每个微批
-  各自归一，策略和 critic 的损失都是微批之间、再是各 worker 之间的均值；其余仍照 0.9。它要求微批的行数固定，并且无论
+- **数值**照 veRL 0.9，没写的配置项取它的默认值。`data.train_batch_size` 和 `ppo_mini_batch_size` 以提示计数。旧的对数概率
+  由训练器在该步之前的权重上计算。有 `algorithm.kl_ctrl` 而没有 `use_kl_in_reward` 的文件属于较早的版本：除非损失里已有 KL
+  项，否则奖励里有 KL 项，并会告知。文件顶层的 `compat: verl-0.6`（我们自己的配置项）恢复 veRL 0.6 及更早的损失：每个
+  微批各自归一，策略和 critic 的损失都是微批之间、再是各 worker 之间的均值；其余仍照 0.9。它要求微批的行数固定，并且无论
   `balance_batch` 怎样写，每个 worker 都按批次里的顺序取行（W1941）。
 - **数据行**就是 veRL 的 parquet：`prompt` 里的消息、`data_source`、`reward_model.ground_truth`、`extra_info`、
   `images`。内置 gsm8k、MATH、DAPO 和 geometry3k 的评分；其他的用 `custom_reward_function` 给出。
-- **问题**用文件自己的说法：它的键和行、它的值、可以写进去的办法；只有我们才有的键写成 `--set KEY=VALUE`，
-  可以跟在文件之后。veRL 不认识的键是错误，并给出原本想写的键（E1941）；做不到的，带理由和办法地拒绝
-  （E1940）；什么也不改变的会告知（W1940），被文件里另一个键关掉的也一样；旧名字认得（W1942）；null 等于没写，
+- **问题**用文件自己的说法：它的配置项和行、它的值、可以写进去的办法；只有我们才有的配置项写成 `--set KEY=VALUE`，
+  可以跟在文件之后。veRL 不认识的配置项是错误，并给出原本想写的配置项（E1941）；做不到的，带理由和办法地拒绝
+  （E1940）；什么也不改变的会告知（W1940），被文件里另一个配置项关掉的也一样；旧名字认得（W1942）；null 等于没写，
   并会告知这意味着什么（W1941）。文件里属于 veRL 自带默认值、并非有意选择的，只用一行告知（W1943），
   `trinity convert config` 逐一列出。
 - **运行之前**，`trinity validate` 还会看前几行数据：指明评分方式的列必须存在（E4004），每个来源在这里都要有评分
@@ -103,15 +103,15 @@ other's, and name each key of ours that theirs cannot say (E1947). The page is m
 - **指标**也记在 veRL 的名字下（`monitor.verl_names: true`）：`timing_s/*`、`critic/score/*`、`actor/pg_loss`、
   `response_length/*` 等。`actor/pg_clipfrac` 这样的比例按一步的全部 token 计算，不是微批均值的均值；`perf/throughput`
   是所有设备合计的 token 数。`val-core/*` 对应 `eval/*`。`trainer.logger` 可以写多个监视器。
-- **ModelArts**：`backend_config` 下的键可以嵌套、用点连写，或不带前缀；所有输出都在 `af_output_dir` 之下。
+- **ModelArts**：`backend_config` 下的配置项可以嵌套、用点连写，或不带前缀；所有输出都在 `af_output_dir` 之下。
   必填：{required}。与 veRL 不同的默认值：{defaults}。
 - **检查点**：veRL 的检查点可以变成 Hugging Face 目录（`trinity convert checkpoint`），`resume_mode: resume_path`
   可以从它开始运行：见[在不同工具之间使用检查点](checkpoints.zh.md)。
 - **路径**：数据和模型可以在 `hdfs://`、`s3://` 这样的[地址](addresses.zh.md)；完成的检查点复制到
   `trainer.default_hdfs_dir`。输出的目录在本机（E1896）；`resume_from_path` 可以是地址，会先复制到本机。""",
-        "head": "| 键 | 变成什么 |",
+        "head": "| 配置项 | 变成什么 |",
         "honoured": "→", "refused": "拒绝", "harmless": "不起作用", "older": "旧名，新名是",
-        "default": "不写时", "only": "除非是", "section": "及其下所有键",
+        "default": "不写时", "only": "除非是", "section": "及其下所有配置项",
     },
 }  # fmt: skip
 

@@ -8,19 +8,14 @@ from pathlib import Path
 
 from trinity.algorithm import CONTENTS as ALGORITHMS
 from trinity.buffer.operators.registry import CONTENTS as OPERATORS
-from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS
 from trinity.buffer.priority.registry import CONTENTS as PRIORITY_FUNCTIONS
 from trinity.buffer.selector.registry import CONTENTS as SELECTOR_TABLES
-from trinity.buffer.selector.registry import SELECTORS
 from trinity.common.config import Catalogue, Config, ConfigErrors, Finding, complete, read_plugins
 from trinity.common.constants import PLUGIN_DIRS_ENV_VAR
 from trinity.common.models.reward_models.registry import CONTENTS as REWARD_MODELS
 from trinity.common.rewards.registry import CONTENTS as REWARDS
-from trinity.common.rewards.registry import REWARD_FUNCTIONS
 from trinity.common.workflows.registry import CONTENTS as WORKFLOW_TABLES
-from trinity.common.workflows.registry import WORKFLOWS
 from trinity.monitor.registry import CONTENTS as MONITORS
-from trinity.monitor.registry import MONITOR
 from trinity.utils.kinds import REGISTRIES
 
 PACKAGES = (
@@ -36,7 +31,6 @@ PACKAGES = (
 _CLASSES = {name: entry for package in PACKAGES for name, entry in package.classes.items()}
 BUILT_IN = Catalogue(
     tables={kind: table for package in PACKAGES for kind, table in package.names.items()},
-    later={each.kind: each.later for each in (WORKFLOWS, REWARD_FUNCTIONS, EXPERIENCE_OPERATORS, SELECTORS, MONITOR)},
     # A published name of the base of monitors is the other.
     bases=_CLASSES | {"Monitor": _CLASSES["MonitorBackend"]},
 )

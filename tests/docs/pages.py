@@ -10,6 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
+# Pages whose commands run one after the other, by tests of their own.
+FOLLOWED = ("evaluation", "gsm8k", "monitoring", "own-data", "quickstart", "sft-grpo-lora")
+
 
 @dataclass(frozen=True)
 class Page:
@@ -83,7 +86,8 @@ class Page:
 
 def all_pages() -> list[Page]:
     """Return every page of the documentation, both languages."""
-    return [Page(path) for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])]
+    folders = (ROOT / "docs").rglob("*.md"), (ROOT / "examples").rglob("*.md")
+    return [Page(path) for path in sorted([*ROOT.glob("*.md"), *(path for found in folders for path in found)])]
 
 
 def english_pages() -> list[Page]:

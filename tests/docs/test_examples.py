@@ -77,7 +77,9 @@ def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path
     (tmp_path / "run.yaml").write_text(code, encoding="utf-8")
     plugins = tmp_path / "plugins"
     plugins.mkdir()
-    for number, plugin in enumerate(page("docs/workflows.md").code("python")):
+    names = dict.fromkeys(("docs/workflows.md", "docs/own-data.md", part.name))
+    codes = [code for name in names for code in page(name).code("python")]
+    for number, plugin in enumerate(codes):
         (plugins / f"example_{number}.py").write_text(plugin, encoding="utf-8")
     plan = load_plan(tmp_path / "run.yaml", catalogue=builtin_catalogue([plugins]), cwd=tmp_path)
     assert not plan.warnings

@@ -19,14 +19,21 @@ from trinity.common.config.schema_index import annotation_at
 
 ALL = all_pages()
 ENGLISH = english_pages()
+BENCHMARKS = Page(ROOT / "benchmarks/README.md")
 each_page = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
-each_pair = pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.name)
-FILES = (".py", ".json", ".log", ".yaml", ".db", ".safetensors")
+each_linked = pytest.mark.parametrize("page", [*ALL, BENCHMARKS, BENCHMARKS.twin], ids=lambda page: page.name)
+each_pair = pytest.mark.parametrize("page", [*ENGLISH, BENCHMARKS], ids=lambda page: page.name)
+FILES = (".py", ".json", ".log", ".out", ".yaml", ".db", ".safetensors")
 
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "trinity").rglob("*.py")))
+    files = [
+        *(ROOT / "trinity").rglob("*.py"),
+        *(ROOT / "examples").glob("*/*.yaml"),
+        *(ROOT / "examples").glob("*/*.sh"),
+    ]
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def test_both_languages_name_the_same_things(page: Page) -> None:
     assert page.terms == page.twin.terms
 
 
-@each_page
+@each_linked
 def test_links_lead_somewhere(page: Page) -> None:
     for link in page.links:
         if re.match(r"[a-z]+:", link):
@@ -63,7 +70,7 @@ def test_links_lead_somewhere(page: Page) -> None:
         assert not anchor or anchor in Page(target).anchors, link
 
 
-@each_page
+@each_linked
 def test_pages_link_to_pages_of_their_own_language(page: Page) -> None:
     own = [link.partition("#")[0] for link in page.links if ".md" in link and page.twin.path.name not in link]
     own = [link for link in own if Page((page.path.parent / link).resolve()).twin.path.exists()]
@@ -82,7 +89,7 @@ def test_error_codes_exist(page: Page, source: str) -> None:
 def test_configuration_keys_exist(page: Page) -> None:
     sections = "|".join(Config.model_fields)
     keys = [t for t in page.terms if re.fullmatch(rf"({sections})(\.\w+)+", t) and not t.endswith(FILES)]
-    if page.path.name.startswith("dialects"):
+    if page.path.name.startswith(("dialects", "coming-from")):
         keys = [key for key in keys if row_of(key) is None and not is_section(key)]
     missing = [key for key in keys if annotation_at(tuple(key.split("."))) is None]
     assert not missing

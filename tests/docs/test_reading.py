@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.common.schema.test_sql_schema import FAQ_SCRIPT
-from tests.docs.pages import Page, english_pages, page
+from tests.docs.pages import FOLLOWED, Page, english_pages, page
 from tests.e2e.test_faq import LOAD
 from tests.e2e.tiny_run import TinyRun
 from trinity.cli.app import app
@@ -79,7 +79,7 @@ def commands(part: Page) -> list[list[str]]:
     return [words for words in lines if words[:1] == ["duckdb"] or words[:1] == ["trinity"] and words[1] in READING]
 
 
-PAGES = [part for part in english_pages() if commands(part)]
+PAGES = [part for part in english_pages() if commands(part) and part.path.stem not in FOLLOWED]
 
 
 @pytest.mark.parametrize("part", PAGES, ids=lambda part: part.name)

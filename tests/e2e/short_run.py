@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import prepared
+from tests.metric_names import assert_told
 from tests.prepared import ROOT
 from trinity.quickstart.folder import prepare
 
@@ -63,6 +64,7 @@ class ShortRun:
         """Run to the end; return exit status and output."""
         process = self.start(*extra, failpoints=failpoints, is_real=is_real)
         output, _ = process.communicate(timeout=timeout_s)
+        assert_told(self.folder)
         return process.returncode, output
 
     def kill_after(self, seconds: float) -> bool:

@@ -1,7 +1,6 @@
-"""Everything under `examples/` runs exactly as it is written: environment variables name model and data, nothing more.
+"""Examples of several parts run by their scripts, and those with Data-Juicer by themselves, as they are written.
 
-A folder with a `run.sh` is run by it. Every configuration that no script runs is run by itself, on a cluster that has
-the GPUs it asks for, in a folder that `trinity quickstart --prepare-only` has filled.
+Environment variables name model, data and sizes, nothing more. `tests/docs/test_example_folders.py` has all others.
 """
 
 from __future__ import annotations
@@ -10,40 +9,25 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests import prepared
-from tests.e2e.ray_run import own_cluster
-from tests.e2e.short_run import ROOT
+from tests.examples import EXAMPLES, FOLDERS, ROOT, SINGLE, configuration
 from tests.judge import SCORES, write_judge
 from tests.prepared_command import program
 from trinity.quickstart.dataset import train_rows, write_jsonl
-from trinity.quickstart.folder import prepare
 from trinity.quickstart.model import write_model
 from trinity.service.data_juicer.process import PYTHON_ENV_VAR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXAMPLES = ROOT / "examples"
 NOT_RUN = {".md", ".png", ".ipynb"}  # pages, pictures, and the notebook, which tests/program executes
 OURS = ("TRINITY_", "RAY_ADDRESS")
 SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
-FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
-
-
-def written(path: Path) -> dict[str, Any]:
-    tree = yaml.safe_load(path.read_text())
-    return tree if isinstance(tree, dict) else {}
-
-
-def is_configuration(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml") and ("mode" in written(path) or "stages" in written(path))
+DATA_JUICER = [EXAMPLES / "grpo_gsm8k_experience_pipeline", EXAMPLES / "grpo_gsm8k_task_pipeline"]
 
 
 def by_script(folder: Path) -> list[Path]:
@@ -89,13 +73,15 @@ def steps_of(job: Path) -> dict[str, int]:
 
 def test_every_file_is_run_or_named_by_one_that_is() -> None:
     """So that a new example cannot be missed: another kind of file needs another way to run it here."""
-    files = [path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix not in NOT_RUN]
-    configurations = [path for path in files if is_configuration(path)]
-    assert len(configurations) >= 5 and SCRIPTS
-    texts = "".join(path.read_text() for path in configurations)
-    others = [path for path in files if path not in configurations and path not in SCRIPTS]
-    assert [path for path in others if str(path.relative_to(ROOT)) not in texts] == []
-    assert {path.parent for path in files} == set(FOLDERS), "one folder an example"
+    for folder in FOLDERS:
+        files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in NOT_RUN]
+        files = [path for path in files if "__pycache__" not in path.parts]
+        run = [configuration(folder)] if folder in SINGLE else [*folder.glob("*.yaml"), *folder.glob("*.sh")]
+        texts = "".join(path.read_text() for path in run)
+        plugins = [*folder.glob("*.py")] if f"plugin_dirs: [{folder.relative_to(ROOT)}]" in texts else []
+        others = [path for path in files if path not in run and path not in plugins]
+        assert [path for path in others if path.name not in texts] == [], folder
+    assert {path.parent for path in EXAMPLES.glob("*/*.yaml")} == set(FOLDERS), "a README for each"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.parent.name)
@@ -118,34 +104,15 @@ def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path:
     assert steps_of(job).keys() >= {"trainer", "explorer"} and min(steps_of(job).values()) >= 1
 
 
-SINGLE = [
-    path for path in sorted(EXAMPLES.rglob("*.y*ml")) if is_configuration(path) and path not in by_script(path.parent)
-]
-
-
-@pytest.mark.parametrize("path", SINGLE, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_configuration_runs(path: Path, tmp_path: Path) -> None:
-    tree = written(path)
-    needs_model = "${oc.env:TRINITY_MODEL_PATH" in path.read_text()
-    cwd = ROOT if needs_model else tmp_path / "prepared"
-    if not needs_model:
-        prepare(cwd, seed=1)
-        shrink(cwd / "model")
-    cluster = tree.get("cluster", {})
-    gpus = cluster.get("node_num", 1) * cluster.get("gpu_per_node", 0)
-    if gpus:
-        pytest.importorskip("ray")
-    with own_cluster(num_gpus=gpus) if gpus else nullcontext() as joined:
-        address = {"RAY_ADDRESS": joined.address} if joined else {}
-        env = environment(tmp_path, num_rows=96, **address)
-        status, output = prepared.finish(["run", "--config", str(path)], cwd=cwd, inherited=env, timeout_s=600)
+@pytest.mark.parametrize("folder", DATA_JUICER, ids=lambda path: path.name)
+def test_an_example_with_data_juicer_runs(folder: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path, num_rows=24, STEPS="2", BATCH_SIZE="12")
+    words = ["run", "--config", str(configuration(folder).relative_to(ROOT))]
+    status, output = prepared.finish(words, cwd=ROOT, inherited=env, timeout_s=600)
     assert status == 0, output[-4000:]
-    job = tmp_path / "out" / tree["project"] / tree["name"]
-    steps = steps_of(job)
-    expected = tree.get("trainer", {}).get("total_steps") or -(-96 // tree["buffer"]["batch_size"])
-    assert steps["trainer"] == expected
-    assert (job / f"global_step_{expected}").is_dir()
-    if path.parent.name == "grpo_gsm8k_experience_pipeline":
+    job = tmp_path / "out" / "examples" / folder.name
+    assert steps_of(job)["trainer"] == 2 and (job / "global_step_2").is_dir()
+    if folder is DATA_JUICER[0]:
         check_scores_are_rewards(job)
 
 
@@ -156,8 +123,3 @@ def check_scores_are_rewards(job: Path) -> None:
     changes = [v for line in lines for k, v in line.items() if k.endswith("mapper/reward_diff/mean")]
     assert len(scores) == 2 and scores == pytest.approx(changes)
     assert all(min(SCORES) < score < max(SCORES) for score in scores)
-
-
-def test_the_short_ones_stay_short() -> None:
-    for name in ("gsm8k.yaml", "train_gsm8k.yaml"):
-        assert len((EXAMPLES / "grpo_gsm8k" / name).read_text().splitlines()) <= 45

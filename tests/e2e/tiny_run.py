@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from tests import prepared
+from tests.metric_names import assert_told
 from tests.tiny import tiny_model
 
 PLAIN: dict[str, Any] = {
@@ -107,6 +108,7 @@ class TinyRun:
             process.kill()
             output, _ = process.communicate(timeout=30)
             raise AssertionError(f"still alive after {timeout_s:g} s:\n{output[-3000:]}") from None
+        assert_told(self.folder, of_plugins=bool(self.plugin or "--plugin-dir" in extra or "plugin_dirs" in self.tree))
         return Ended(process.returncode, output, time.monotonic() - started)
 
     @property

@@ -26,11 +26,11 @@ FIELDS = {
     "Column of the answer (buffer.explorer_input.taskset.format.response_key)": "answer",
     "Folder of all runs (checkpoint_root_dir)": "out",
     "Rollouts per task (algorithm.repeat_times)": "8",
-    "Tasks per step (buffer.batch_size)": "2",
+    "Tasks per explore step (buffer.batch_size)": "2",
     "Steps (buffer.total_steps)": "2000",
     "Learning rate (algorithm.optimizer.lr)": "0.003",
     "Longest prompt (model.max_prompt_tokens)": "24",
-    "Longest answer (model.max_response_tokens)": "8",
+    "Longest response (model.max_response_tokens)": "8",
     "Longest sequence (model.max_model_len)": "48",
 }
 

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
+from tests.accessibility import problems
 from tests.browser import Browser, browsing
 from tests.manager.test_studio_in_a_browser import all_named, picture
 from tests.manager.test_viewer import Serving
 from tests.manager.viewer_page import HOSTILE, SEEN, fill, rows
 from tests.tiny import EOS, tiny_tokenizer
 from trinity.common.experience import EID, Experience
+from trinity.manager.language import LANGUAGES
+from trinity.manager.viewer.link import SECTIONS
+from trinity.manager.viewer.words import WORDS
 
 QUESTION = "What is 17 + 25?"
 ANSWERS = ("17 + 25 = 42", "17 + 25 = 32", "42", "it is 52, as 7 + 5 = 12")
@@ -74,8 +78,10 @@ def query(browser: Browser) -> str:
 
 
 def show(browser: Browser, name: str) -> None:
-    """Go to a part of the experience."""
+    """Go to a part of the experience, or to a colour of its tokens."""
     browser.click(f"//*[@data-testid='stMain']//label[normalize-space()={name!r}]")
+    if name != "Trajectory":  # the first, which the address does not say
+        browser.wait(lambda: f"={name.lower()}" in query(browser), f"{name} in the address")
     browser.settle()
 
 
@@ -118,16 +124,29 @@ def test_an_experience_is_found_opened_and_shared(viewing: tuple[Serving, Browse
 
 
 @pytest.mark.slow
+def test_nothing_serious_is_wrong_with_the_pages_of_the_viewer(viewing: tuple[Serving, Browser]) -> None:
+    """By axe-core, in both languages."""
+    served, browser = viewing
+    found = {}
+    for language in LANGUAGES:
+        for section in SECTIONS:
+            browser.open(f"{served.address}?id={CHOSEN}&lang={language}&show={section}")
+            browser.find(f"//h1[normalize-space()={getattr(WORDS['title'], language)!r}]")
+            browser.settle()
+            found[language, section] = problems(browser)
+    assert {place: each for place, each in found.items() if each} == {}
+
+
+@pytest.mark.slow
 def test_what_a_model_wrote_is_text_in_the_browser(viewing: tuple[Serving, Browser]) -> None:
     """X21, in every part of the page, and in a link that somebody made."""
     served, browser = viewing
     made = "".join(f"&{name}=%3Cimg%20src=x%20onerror=window.ran=1%3E" for name in ("text", "show", "**b**"))
     browser.open(f"{served.address}?id=5{made}")
-    browser.wait(lambda: "No experience meets the filters." in browser.text(), "the page of the link")
+    browser.wait(lambda: "No experience meets the filters" in browser.text(), "the page of the link")
     for section in ("Trajectory", "Tokens", "Group", "Facts"):
         show(browser, section)
-        if section != "Facts":
-            browser.wait(lambda: "<script>window.ran=1</script>" in browser.text(), f"the text in {section}")
+        browser.wait(lambda: "<script>window.ran=1</script>" in browser.text(), f"the text in {section}")
         found = json.loads(browser.run(_FOUND))
         assert found == {"ran": False, "foreign": [], "images": 0, "formulas": 0, "hidden": False}, section
     show(browser, "Trajectory")

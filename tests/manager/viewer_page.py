@@ -19,6 +19,7 @@ HOSTILE = (
 """What a model, a reward function or a task may say: scripts, HTML, Markdown, LaTeX, control characters."""
 SEEN = HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e").replace("\x00", "\ufffd")
 """How all of it is seen, once it was in a database."""
+_LOOKS = ("<style>", "<script>document.documentElement.lang = ")
 TABLES = ("experience", "experience_blob")
 Write = Callable[..., Path]
 Shown = Callable[..., AppTest]
@@ -75,8 +76,8 @@ def query(test: AppTest) -> dict[str, str | list[str]]:
 
 
 def html(test: AppTest) -> str:
-    """Return all HTML that the page has of its own."""
-    return "\n".join(each.proto.body for each in test.get("html"))
+    """Return all HTML of tokens on the page."""
+    return "\n".join(each.proto.body for each in test.get("html") if not each.proto.body.lstrip().startswith(_LOOKS))
 
 
 def codes(test: AppTest) -> list[str]:

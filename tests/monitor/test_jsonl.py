@@ -14,7 +14,7 @@ import pytest
 
 from trinity.common.errors import DeadlineError
 from trinity.monitor import jsonl
-from trinity.monitor.jsonl import JsonLines, lines_from_end, read_metrics
+from trinity.monitor.jsonl import JsonLines, lines_from_end, locked, read_metrics
 
 E, T = "explorer", "trainer"
 
@@ -242,7 +242,7 @@ def test_a_disk_that_is_full_leaves_no_half_line(tmp_path: Path) -> None:
 def test_a_lock_that_another_process_keeps_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.05)
     first, second = (JsonLines(tmp_path / "metrics.jsonl", actor) for actor in ("a", "b"))
-    with first._lock(), pytest.raises(DeadlineError, match=r"waiting for .*metrics\.jsonl\.lock"):
+    with locked(first.path), pytest.raises(DeadlineError, match=r"waiting for .*metrics\.jsonl\.lock"):
         second.append([{"step": 1}])
     second.append([{"step": 1}])
     assert second.num_lines == 1

@@ -215,9 +215,7 @@ def test_tensorboard_gets_the_configuration_as_hyperparameters(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("long_deadlines")
-def test_a_resumed_job_continues_its_run_of_mlflow_and_a_new_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_job_continues_its_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = f"file:{tmp_path / 'runs'}"
@@ -249,11 +247,11 @@ def test_a_resumed_job_continues_its_run_of_mlflow_and_a_new_one_does_not(
         (kept,) = (tmp_path / "runs").rglob(f"rollout_examples/{step}.json")
         table = json.loads(kept.read_text())
         assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == [SAMPLE | {"step": step}]
-    log(1, lines=0)
-    assert len(client.search_runs([experiment])) == 2
-    client.delete_run(client.search_runs([experiment])[0].info.run_id)
-    log(2, lines=1)
-    assert len(client.search_runs([experiment])) == 2, "a run that was deleted on the server is not continued"
+    client.delete_run(run.info.run_id)
+    log(3, lines=2)
+    (again,) = client.search_runs([experiment])
+    assert again.info.run_id != run.info.run_id, "a run that was deleted is not continued"
+    assert [point.value for point in client.get_metric_history(again.info.run_id, "x")] == [1.0, 2.0, 3.0]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--limit-s", type=float, default=60.0, help="longest that a test may take")
     arguments = parser.parse_args()
-    marker = "gpu" if arguments.device == "cuda" else "not gpu"
+    marker = "gpu" if arguments.device == "cuda" else "not gpu and not nightly"
     sys.exit(not run(arguments.out, arguments.files or marked_files(), marker=marker, limit_s=arguments.limit_s))
 
 

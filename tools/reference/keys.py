@@ -24,7 +24,7 @@ TEXTS = {
 Every key with its values, default and meaning, made from the schema by `python -m tools.reference`. `trinity explain KEY`
 says the same of one key on the terminal, and `trinity config schema` prints all of it as JSON. [Main settings](settings.md)
 has the ones that most runs set, [Configuration](configuration.md) says how a file is read, and
-[Files of veRL and ModelArts](dialects.md) what becomes of theirs.
+[Files of veRL and ModelArts](dialects.md) what happens to theirs.
 
 `[0]` stands for an item of a list, `NAME` for an entry of a mapping. A derived default is computed from other keys, and
 `trinity validate` shows it. The keys of an item of `stages` are those of the file, and `stage_name`.""",

@@ -64,11 +64,16 @@ def reward_names(incomplete: str) -> list[str]:
 
 
 def codes_and_keys(incomplete: str) -> list[str]:
-    """Return codes, of which the first letters are given, or keys."""
+    """Return codes or metrics, of which the beginning is given, or keys."""
     if incomplete[:1] in ("E", "W"):
         from trinity.explain.code_messages import all_codes
 
         return sorted(code for code in all_codes() if code.startswith(incomplete))
+    if "/" in incomplete:
+        from trinity.explain.metrics import groups
+
+        names = [each.name for group in groups() for each in group.metrics if "<" not in each.name]
+        return sorted(name for name in names if name.startswith(incomplete))
     return sorted(key for key in _keys() if key.startswith(incomplete))
 
 

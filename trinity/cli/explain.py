@@ -1,4 +1,4 @@
-"""`trinity explain`: what a code or a key means."""
+"""`trinity explain`: what a code, a key or a metric means."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="CODE|KEY", help="Such as E1203, or algorithm.repeat_times.", autocompletion=codes_and_keys
+            metavar="CODE|KEY|METRIC",
+            help="Such as E1203, algorithm.repeat_times or actor/kl_loss.",
+            autocompletion=codes_and_keys,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     language: Annotated[
-        Literal["en", "zh"] | None, typer.Option(help="Of a key's text; codes are in English. Default: of LANG.")
+        Literal["en", "zh"] | None,
+        typer.Option(help="Of the text of a key or metric; codes are in English. Default: of LANG."),
     ] = None,
 ) -> None:
-    """Say what a code of an error or warning, or a key, means."""
+    """Say what a code of an error or warning, a key or a metric means."""
     from trinity.explain.code_messages import CODE
     from trinity.summary.words import is_chinese
 
     code = name.strip("[]").upper()
     with ended_with():
         spoken = language or ("zh" if is_chinese(os.environ) else "en")
-        found = _code(code) if CODE.fullmatch(code) else _key(name, spoken)
+        if CODE.fullmatch(code):
+            found = _code(code)
+        else:
+            found = _metric(name, spoken) if "/" in name else _key(name, spoken)
     lines = found.pop("lines")
     typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
 
@@ -69,3 +75,10 @@ def _key(name: str, language: str) -> dict[str, Any]:
 
     found = explained_key(name, language)
     return found | {"lines": list(key_lines(found, language))}
+
+
+def _metric(name: str, language: str) -> dict[str, Any]:
+    from trinity.explain.metrics import explained_metric, metric_lines
+
+    found = explained_metric(name, language)
+    return found | {"lines": list(metric_lines(found, language))}

@@ -42,7 +42,7 @@ _WARNINGS = {
     ),
     UNSEEN: (
         "W1701 W1706 W3906 W3910 W5807 W3802 W3803 W3810 W3816 W3817 W3822 W3823 W3824 W3825 W3831 W3836 W3841 W3843 "
-        "W3844 W3851 W3112"
+        "W3844 W3851 W3852 W3853 W3112"
     ),
 }
 _OWN = {code: reason for table in (_ERRORS, _WARNINGS) for reason, codes in table.items() for code in codes.split()}

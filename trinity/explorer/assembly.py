@@ -105,7 +105,8 @@ def build_evaluator(config: Config, scheduler: Scheduler) -> Evaluator:
         )
         for folder in (EVAL, BENCH)
     }
-    return Evaluator(build_eval_tasksets(config), scheduler, answers=answers)
+    tasksets = build_eval_tasksets(config)
+    return Evaluator(tasksets, scheduler, answers=answers, is_detailed=config.monitor.detailed_stats)
 
 
 def build_scheduler(

@@ -13,7 +13,7 @@ import numpy as np
 
 from trinity.common.errors import WorkflowError
 from trinity.common.workflows.task import Task
-from trinity.explorer.metrics import outcome_counts, time_metrics, truncation_counts, values_by_task
+from trinity.explorer.metrics import detailed_summary, outcome_counts, time_metrics, truncation_counts, values_by_task
 from trinity.explorer.outcome import BatchResult
 from trinity.utils.log import get_logger
 
@@ -67,7 +67,9 @@ def _draws(num_values: int, k: int) -> np.ndarray:
     return np.random.RandomState(BOOTSTRAP_SEED).choice(num_values, size=(NUM_BOOTSTRAP, k), replace=True)
 
 
-def eval_metrics(values: Mapping[int, Sequence[float]], num_runs: int) -> dict[str, float]:
+def eval_metrics(
+    values: Mapping[int, Sequence[float]], num_runs: int, *, is_detailed: bool = False
+) -> dict[str, float]:
     """Return the evaluation metrics, averaged over the tasks.
 
     They are `mean@n`, and for several runs also `std@n`, `best@k` and `worst@k`.
@@ -79,20 +81,24 @@ def eval_metrics(values: Mapping[int, Sequence[float]], num_runs: int) -> dict[s
     Args:
         values: task -> one value a run.
         num_runs: n, the number of runs asked for.
+        is_detailed: also `<what>/{mean,max,min,std,p10,p50,p90}` over the tasks, of each but `stderr@n`.
     """
     rows = [np.asarray(v, dtype=np.float64) for _, v in sorted(values.items()) if len(v)]
     if not rows:
         return {}
-    means = np.asarray([row.mean() for row in rows])
-    metrics = {f"mean@{num_runs}": float(means.mean())}
-    if len(means) > 1:
-        metrics[f"stderr@{num_runs}"] = float(means.std(ddof=1) / np.sqrt(len(means)))
+    of_tasks = {f"mean@{num_runs}": np.asarray([row.mean() for row in rows])}
     if num_runs > 1:
-        metrics[f"std@{num_runs}"] = float(np.mean([row.std() for row in rows]))
+        of_tasks[f"std@{num_runs}"] = np.asarray([row.std() for row in rows])
     for k in subset_sizes(num_runs):
         drawn = [row[_draws(len(row), k)] for row in rows]
-        metrics[f"best@{k}"] = float(np.mean([d.max(axis=1).mean() for d in drawn]))
-        metrics[f"worst@{k}"] = float(np.mean([d.min(axis=1).mean() for d in drawn]))
+        of_tasks[f"best@{k}"] = np.asarray([d.max(axis=1).mean() for d in drawn])
+        of_tasks[f"worst@{k}"] = np.asarray([d.min(axis=1).mean() for d in drawn])
+    metrics = {what: float(each.mean()) for what, each in of_tasks.items()}
+    means = of_tasks[f"mean@{num_runs}"]
+    if len(means) > 1:
+        metrics[f"stderr@{num_runs}"] = float(means.std(ddof=1) / np.sqrt(len(means)))
+    for what, each in of_tasks.items() if is_detailed else ():
+        metrics |= detailed_summary(what, each.tolist())
     return metrics
 
 
@@ -103,6 +109,7 @@ class Evaluator:
         tasksets: what to evaluate.
         scheduler: runs the tasks.
         answers: where they are kept, by the first part of the metrics' names; those of others are not.
+        is_detailed: with the distribution of each metric over the tasks.
     """
 
     def __init__(
@@ -111,10 +118,12 @@ class Evaluator:
         scheduler: Scheduler,
         *,
         answers: Mapping[str, AnswerFiles] | None = None,
+        is_detailed: bool = False,
     ) -> None:
         self.tasksets = list(tasksets)
         self._scheduler = scheduler
         self._answers = answers or {}
+        self._is_detailed = is_detailed
 
     async def evaluate(self, step: int, *, prefix: str = EVAL, must_complete: bool = False) -> dict[str, float]:
         """Return the metrics of all tasksets.
@@ -137,7 +146,7 @@ class Evaluator:
                 _tell_failed(taskset.name, result, is_error=must_complete)
             if prefix in self._answers:
                 await asyncio.to_thread(self._answers[prefix].write, taskset.name, step, taskset.tasks, result)
-            metrics |= _metrics(taskset, result, f"{prefix}/{taskset.name}")
+            metrics |= _metrics(taskset, result, f"{prefix}/{taskset.name}", is_detailed=self._is_detailed)
         metrics["time/eval"] = time.monotonic() - started
         return metrics
 
@@ -152,10 +161,10 @@ def _tell_failed(name: str, result: BatchResult, *, is_error: bool) -> None:
     logger.warning("%s", text)
 
 
-def _metrics(taskset: EvalTaskset, result: BatchResult, prefix: str) -> dict[str, float]:
+def _metrics(taskset: EvalTaskset, result: BatchResult, prefix: str, *, is_detailed: bool) -> dict[str, float]:
     metrics = outcome_counts(result, prefix)
     metrics |= truncation_counts(result.experiences, prefix)
     for name, by_task in sorted(values_by_task(result).items()):
-        for what, value in eval_metrics(by_task, taskset.repeat_times).items():
+        for what, value in eval_metrics(by_task, taskset.repeat_times, is_detailed=is_detailed).items():
             metrics[f"{prefix}/{name}/{what}"] = value
     return metrics | time_metrics(result, f"{prefix}/time")

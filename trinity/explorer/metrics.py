@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from trinity.common.experience import Experience
 from trinity.explorer.outcome import BatchResult, Failed, OverMemory, Rejected, RewardFailed, RewardTimedOut, TimedOut
 
@@ -35,20 +37,25 @@ def values_by_task(result: BatchResult) -> dict[str, dict[int, list[float]]]:
     return values
 
 
-def rollout_metrics(result: BatchResult) -> dict[str, float]:
+def rollout_metrics(result: BatchResult, *, is_detailed: bool = False) -> dict[str, float]:
     """Return the metrics of an explore step.
 
     `rollout/<metric>/{mean,max,min}` are over the tasks, each with the mean of its runs; lengths are in tokens,
     times in seconds.
+
+    Args:
+        result: of the step.
+        is_detailed: with the `distribution` of metrics and lengths.
     """
     metrics: dict[str, float] = {}
+    summarize = detailed_summary if is_detailed else summary
     for name, by_task in sorted(values_by_task(result).items()):
-        metrics |= summary(f"rollout/{name}", [mean(runs) for _, runs in sorted(by_task.items())])
+        metrics |= summarize(f"rollout/{name}", [mean(runs) for _, runs in sorted(by_task.items())])
     experiences = result.experiences
     metrics |= outcome_counts(result, "rollout")
     metrics |= truncation_counts(experiences, "rollout")
-    metrics |= summary("response_length", [e.response_length for e in experiences])
-    metrics |= summary("prompt_length", [e.prompt_length for e in experiences])
+    metrics |= summarize("response_length", [e.response_length for e in experiences])
+    metrics |= summarize("prompt_length", [e.prompt_length for e in experiences])
     if experiences:
         cut = sum(e.truncate_status == "response_truncated" for e in experiences)
         metrics["response_length/clip_ratio"] = cut / len(experiences)
@@ -59,7 +66,7 @@ def rollout_metrics(result: BatchResult) -> dict[str, float]:
     return metrics
 
 
-def taskset_metrics(result: BatchResult, names: Mapping[int, str]) -> dict[str, float]:
+def taskset_metrics(result: BatchResult, names: Mapping[int, str], *, is_detailed: bool = False) -> dict[str, float]:
     """Return what came of the tasks of each of several tasksets.
 
     `rollout/<taskset>/finished_task_count`, and over its tasks `rollout/<taskset>/<metric>/{mean,max,min}`.
@@ -67,7 +74,9 @@ def taskset_metrics(result: BatchResult, names: Mapping[int, str]) -> dict[str, 
     Args:
         result: of the step.
         names: of the tasksets, by number.
+        is_detailed: with the `distribution` of metrics.
     """
+    summarize = detailed_summary if is_detailed else summary
     of_task = {run.task: each[0].info["task_index"]["taskset_id"] for run, each in result.completed}
     metrics: dict[str, float] = {}
     values = values_by_task(result)
@@ -75,7 +84,7 @@ def taskset_metrics(result: BatchResult, names: Mapping[int, str]) -> dict[str, 
         metrics[f"rollout/{name}/finished_task_count"] = sum(of == number for of in of_task.values())
         for metric, by_task in sorted(values.items()):
             means = [mean(runs) for task, runs in sorted(by_task.items()) if of_task[task] == number]
-            metrics |= summary(f"rollout/{name}/{metric}", means)
+            metrics |= summarize(f"rollout/{name}/{metric}", means)
     return metrics
 
 
@@ -133,6 +142,23 @@ def summary(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     return {f"{name}/mean": mean(values), f"{name}/max": float(max(values)), f"{name}/min": float(min(values))}
+
+
+def detailed_summary(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return `summary` and `distribution` of the values."""
+    return summary(name, values) | distribution(name, values)
+
+
+def distribution(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return `<name>/{std,p10,p50,p90}` of the values; nothing of none.
+
+    The standard deviation is of the population; percentiles lie between two values by their distance.
+    """
+    if not values:
+        return {}
+    array = np.asarray(values, dtype=np.float64)
+    shares = dict(zip(("p10", "p50", "p90"), np.percentile(array, (10, 50, 90)), strict=True))
+    return {f"{name}/{what}": float(value) for what, value in {"std": array.std(), **shares}.items()}
 
 
 def mean(values: Sequence[float]) -> float:

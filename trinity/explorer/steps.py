@@ -169,11 +169,12 @@ class ExploreSteps:
         done = await self._refill.process(
             rollout.result, further=partial(self._roll_out_more, step), feedback=self._tasks.feedback
         )
-        metrics = rollout_metrics(done.result) | done.baselines
+        is_detailed = self._config.monitor.detailed_stats
+        metrics = rollout_metrics(done.result, is_detailed=is_detailed) | done.baselines
         readers = self._parts.reader.by_number
         if len(readers) > 1:
             names = {number: reader.config.name for number, reader in readers.items()}
-            metrics |= taskset_metrics(done.result, names)
+            metrics |= taskset_metrics(done.result, names, is_detailed=is_detailed)
         metrics["rollout/model_version"] = rollout.model_version
         metrics |= prefixed("experience_pipeline", done.metrics)
         metrics["time/wait_room"] = await wait_for_room(

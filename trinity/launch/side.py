@@ -251,6 +251,7 @@ def open_monitor(config: Config, actor: str, listener: MetricsListener | None) -
         monitor_type=monitors(config),
         monitor_args=config.monitor.monitor_args,
         hyperparameters=plain_values(config),
+        group=config.group,
         verl_names=config.monitor.verl_names,
         listener=listener,
     )

@@ -27,10 +27,12 @@ class MonitorSettings:
     Attributes:
         monitor_args: arguments that the user wrote under `monitor.monitor_args`.
         cache_dir: folder of this job for files of monitors, `<job>/monitor`.
+        written: those of `monitor_args` that the user wrote; the others are defaults.
     """
 
     monitor_args: Mapping[str, Any] = field(default_factory=dict)
     cache_dir: str = ""
+    written: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

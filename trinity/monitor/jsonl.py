@@ -26,6 +26,7 @@ LOCK_TIMEOUT_S = 30.0
 LOCK_POLL_S = 0.002
 BLOCK_BYTES = 1 << 16
 NUM_KEPT = 256
+TICK_S = 1e-6  # the least that lies between two lines of an actor
 
 _logger = get_logger("monitor")
 
@@ -165,11 +166,20 @@ class JsonLines:
         self.path = path
         self.actor = actor
         self._is_told = False
-        self._lock_path = path.with_name(f".{path.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock():
+        with locked(path):
             self._set_torn_tail_aside()
-            self.num_lines = next((record["seq"] + 1 for _, record in self._own_from_end()), 0)
+            last = next((record for _, record in self._own_from_end()), {"seq": -1})
+        self.num_lines = last["seq"] + 1
+        self._last_s = float(last.get("time") or 0.0)
+
+    def now_s(self) -> float:
+        """Return the time for the next line: later than that of all before.
+
+        A clock that is set back changes nothing: what follows a line is told by it.
+        """
+        self._last_s = max(time.time(), self._last_s + TICK_S)
+        return self._last_s
 
     def append(self, records: list[dict[str, Any]]) -> None:
         """Append one line per record.
@@ -184,7 +194,7 @@ class JsonLines:
             for i, record in enumerate(records)
         ]
         data = "".join(line + "\n" for line in lines).encode()
-        with self._lock():
+        with locked(self.path):
             self._write_whole(data)
         self.num_lines += len(records)
 
@@ -214,7 +224,7 @@ class JsonLines:
         """
         cut: int | None = None
         kept: list[dict[str, Any]] = []
-        with self._lock():
+        with locked(self.path):
             for offset, record in self._own_from_end():
                 if record["seq"] >= num_lines:
                     cut = offset
@@ -294,27 +304,29 @@ class JsonLines:
         is_own = record is not None and record.get("actor") == self.actor and isinstance(record.get("seq"), int)
         return record if is_own else None
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Hold the lock of the file, waiting at most `LOCK_TIMEOUT_S`.
 
-        Raises:
-            DeadlineError: another process holds it for longer.
-        """
-        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            deadline = time.monotonic() + LOCK_TIMEOUT_S
-            while not _try_lock(handle):
-                if time.monotonic() > deadline:
-                    raise DeadlineError(
-                        f"timed out after {LOCK_TIMEOUT_S:g} s waiting for {self._lock_path}; "
-                        "another process of this job holds it: end that process and run again",
-                        code="E5302",
-                    )
-                time.sleep(LOCK_POLL_S)
-            yield
-        finally:
-            os.close(handle)
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file of lines, waiting at most `LOCK_TIMEOUT_S`.
+
+    Raises:
+        DeadlineError: another process holds it for longer.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(handle):
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"timed out after {LOCK_TIMEOUT_S:g} s waiting for {lock}; "
+                    "another process of this job holds it: end that process and run again",
+                    code="E5302",
+                )
+            time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,8 @@ from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettin
 from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
+from trinity.monitor.shipping import Shipper
+from trinity.monitor.tracker import Tracker
 from trinity.monitor.verl_names import under_verl_names
 from trinity.utils.declaration import declared_args
 from trinity.utils.log import FILE_ONLY, get_logger
@@ -44,6 +45,7 @@ class Monitor:
         monitor_type: a name in `MONITOR`, or several; None or an empty text writes `metrics.jsonl` only.
         monitor_args: `monitor.monitor_args` of the configuration.
         hyperparameters: the resolved configuration as nested plain values, without secrets; for the backend.
+        group: name that runs have in common at a tracker; empty: the name without that of the stage.
         verl_names: record metrics also under veRL's names.
         listener: receives `(actor, step, metrics)` of every call, for a progress display.
 
@@ -62,6 +64,7 @@ class Monitor:
         monitor_type: str | Sequence[str] | None = "tensorboard",
         monitor_args: Mapping[str, Any] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
+        group: str = "",
         verl_names: bool = False,
         listener: MetricsListener | None = None,
     ) -> None:
@@ -77,22 +80,38 @@ class Monitor:
         self._lock = threading.Lock()
         self._backends: dict[str, MonitorBackend] = {}
         self._backgrounds: dict[str, BackgroundBackend] = {}
+        self._shippers: list[Shipper] = []
         names = [monitor_type] if isinstance(monitor_type, str) else monitor_type or []
         classes = {each: MONITOR.get(each) for each in names if each}
         for monitor, backend_class in classes.items():
             _check_package(monitor, backend_class)
         for monitor, backend_class in classes.items():
-            arguments = declared_args(backend_class, kind="monitor") | dict(monitor_args or {})
-            settings = MonitorSettings(arguments, str(self.job_dir / "monitor"))
+            given = dict(monitor_args or {})
+            arguments = declared_args(backend_class, kind="monitor") | given
+            settings = MonitorSettings(arguments, str(self.job_dir / "monitor"), given)
             config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
-            make = partial(backend_class, project=project, group=name, name=name, role=actor, config=config)
-            self._start(f"monitor {monitor}", make, is_local=backend_class.is_local)
+            common = group or name.partition("/")[0]
+            make = partial(backend_class, project=project, group=common, name=name, role=actor, config=config)
+            self._start(monitor, backend_class, make)
 
-    def _start(self, place: str, make: Callable[[], MonitorBackend], *, is_local: bool) -> None:
+    def _start(self, monitor: str, kind: type[MonitorBackend], make: Callable[[], Any]) -> None:
+        place = f"monitor {monitor}"
+
         def begin() -> None:
             self._backends[place] = make()
 
-        if is_local:
+        if issubclass(kind, Tracker):
+            self._shippers.append(
+                Shipper(
+                    make,
+                    monitor=monitor,
+                    metrics=self._metrics.path,
+                    samples=self._samples.path,
+                    guarded=self._guarded,
+                    logger=self._logger,
+                )
+            )
+        elif kind.is_local:
             self._guarded(place, begin)
         else:
             self._backgrounds[place] = BackgroundBackend(make, name=place, guarded=self._guarded, logger=self._logger)
@@ -100,8 +119,10 @@ class Monitor:
     def _call(self, place: str, action: Callable[[MonitorBackend], None]) -> None:
         """Call `action` with each backend.
 
-        A local backend is called directly, any other in its thread without waiting.
+        A local backend is called directly, any other in its thread without waiting. Trackers read the files.
         """
+        for shipper in self._shippers:
+            shipper.wake()
         for backend in self._backends.values():
             self._guarded(place, partial(action, backend))
         for background in self._backgrounds.values():
@@ -118,7 +139,7 @@ class Monitor:
         values = {key: _number(key, value) for key, value in data.items()}
         if self._has_verl_names:
             values |= under_verl_names(values, step)
-        line: dict[str, Any] = {"step": int(step), "time": time.time()}
+        line: dict[str, Any] = {"step": int(step), "time": self._metrics.now_s()}
         line.update({key: value if math.isfinite(value) else None for key, value in values.items()})
         self._guarded(METRICS_FILE, lambda: self._metrics.append([line]))
         self._call("the monitor", lambda backend: backend.log(dict(values), step, commit=True))
@@ -138,8 +159,8 @@ class Monitor:
 
         Each row is a line of `<job>/monitor/samples.jsonl`; the backend gets the table.
         """
-        now = time.time()
-        lines = [{"table": name, "step": int(step), "time": now, "row": _plain(row)} for row in rows]
+        now_s = self._samples.now_s()
+        lines = [{"table": name, "step": int(step), "time": now_s, "row": _plain(row)} for row in rows]
         self._guarded(SAMPLES_FILE, lambda: self._samples.append(lines))
         if rows:
             table = [dict(row) for row in rows]
@@ -176,10 +197,15 @@ class Monitor:
         """
         backends, self._backends = self._backends, {}
         backgrounds, self._backgrounds = self._backgrounds, {}
+        shippers, self._shippers = self._shippers, []
+        for shipper in shippers:
+            shipper.stop()  # all at once, since each may take its time
         for backend in backends.values():
             self._guarded("the monitor", backend.close)
         for background in backgrounds.values():
             background.close()
+        for shipper in shippers:
+            shipper.close()
 
     def _guarded(self, place: str, action: Callable[[], None]) -> None:
         """Run `action`; count a failure and report the first one of each place."""

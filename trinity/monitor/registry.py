@@ -14,4 +14,4 @@ from trinity.utils.registry import Registry
 CONTENTS = Contents.read(Path(__file__).with_name("contents.json"))
 MONITOR_CONTENTS: Mapping[str, Entry] = CONTENTS.names["monitor"]
 
-MONITOR = Registry("monitor", MONITOR_CONTENTS, later=("swanlab",))
+MONITOR = Registry("monitor", MONITOR_CONTENTS)

@@ -5,7 +5,6 @@ Needs neither torch nor tensorflow.
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trinity.monitor.backend import BackendConfig, MonitorBackend
 from trinity.monitor.registry import MONITOR
+from trinity.monitor.tables import markdown_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,9 +58,7 @@ class TensorboardMonitor(MonitorBackend):
     def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
         """Write the table as text, in the Markdown that TensorBoard shows."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        names = [str(name) for name in experiences_table.columns]
-        lines = [names, ["---"] * len(names), *experiences_table.itertuples(index=False)]
-        text = "\n".join("|".join(["", *map(_cell, line), ""]) for line in lines)
+        text = markdown_table(experiences_table)
         tensor = TensorProto(
             dtype=DT_STRING,
             string_val=[text.encode()],
@@ -90,8 +88,3 @@ class TensorboardMonitor(MonitorBackend):
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()
         self._writer.add_event(event)
-
-
-def _cell(value: Any) -> str:
-    """Return what a cell of a Markdown table shows as it is."""
-    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")

@@ -20,7 +20,7 @@ _WIDTH = 13
 def summary_lines(summary: JobSummary, *, is_chinese: bool = False) -> list[str]:
     """Return the lines that show a job after a run, in one of both languages.
 
-    Names of metrics and of the fates of rollouts are the same in both.
+    Names of metrics and of what happened to rollouts are the same in both.
     """
     return _Lines(summary, is_chinese=is_chinese).all()
 

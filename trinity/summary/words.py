@@ -50,10 +50,10 @@ WORDS = {
     "work": Text("Tokens and time", "token 与时间"),
     "part": Text("Part", "部分"),
     "tokens": Text("Tokens", "token 数"),
-    "samples": Text("What the model said", "模型的回答"),
+    "samples": Text("What the model said", "模型的回复"),
     "prompt": Text("Prompt", "提示"),
-    "response": Text("Response", "回答"),
-    "truth": Text("Truth", "参考答案"),
+    "response": Text("Response", "回复"),
+    "truth": Text("Truth", "标准答案"),
     "commands": Text("Next", "接下来"),
     "notes": Text("What is missing here", "这里缺少的内容"),
     "overlap": Text("Parts overlap: explorer and trainer work side by side.", "各部分会重叠：探索与训练同时进行。"),
@@ -126,13 +126,13 @@ PARTS = {
 COUNTED = {
     "skipped_steps": Text("optimizer steps skipped: their gradient was not finite", "跳过的优化器步：梯度不是有限数"),
     "truncated_prompts": Text("prompts cut to max_prompt_tokens", "按 max_prompt_tokens 截断的提示"),
-    "truncated_responses": Text("responses cut by a length limit", "因长度限制被截断的回答"),
+    "truncated_responses": Text("responses cut by a length limit", "因长度限制被截断的回复"),
     "retried_attempts": Text("rollouts made again", "重新执行的 rollout"),
 }
 
 COMMANDS = {
     "resume": Text("continue from the last checkpoint", "从最近的检查点继续"),
-    "show": Text("read what the model said", "看模型说了什么"),
+    "show": Text("read what the model said", "查看模型的回复"),
     "view": Text("the same in a browser", "在浏览器中查看"),
     "export": Text("experiences as a file", "把经验导出为文件"),
     "convert": Text("the last checkpoint for other tools", "把最近的检查点转给其他工具"),
@@ -151,7 +151,7 @@ _FATES = {
     "failed/reward_timeout": Text("the reward function was stopped at its deadline", "奖励函数到期限被停止"),
     "failed/reward_error": Text("the reward function failed", "奖励函数出错"),
     "failed/rejected": Text("what it gave cannot be trained on", "得到的内容不能用于训练"),
-    "failed/baseline": Text("its task has no greedy run to compare with", "任务缺少用来比较的贪心运行"),
+    "failed/baseline": Text("its task has no greedy rollout to compare with", "任务缺少用来比较的贪心 rollout"),
     "failed/unfinished": Text("not waited for (explorer.over_rollout)", "没有等待其结束（explorer.over_rollout）"),
     "failed/oversize": Text("too large to be stored", "太大，无法存储"),
     "failed/unreadable": Text("damaged in the database", "在数据库中已损坏"),

@@ -28,7 +28,6 @@ class Registry:
         name: what the entries are, for messages (`workflow`, `advantage_fn`, ...).
         contents: the built-in table of contents: entries, or places such as `package.module.Class`.
         kind: the registry's name in the catalogue; None: `name`.
-        later: published names that are not there yet.
 
     Attributes:
         contents: entries by name; what is registered is among them.
@@ -41,11 +40,9 @@ class Registry:
         contents: Mapping[str, Entry | str] | None = None,
         *,
         kind: str | None = None,
-        later: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.kind = kind or name
-        self.later = later
         self.contents: dict[str, Entry] = {each: _entry(what) for each, what in (contents or {}).items()}
         self._built_in = {name: entry.path for name, entry in self.contents.items()}
         self.classes: dict[str, type[Any]] = {}

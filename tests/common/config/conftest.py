@@ -83,7 +83,7 @@ def make_catalogue() -> Catalogue:
         "sample_strategy": {"default": Entry("x:D")},
     }
     ours = ("workflow", "reward_fn", "reward_model", "operator", "selector", "monitor")
-    return Catalogue(tables | {kind: BUILT_IN.contents(kind) for kind in ours}, later=BUILT_IN.later)
+    return Catalogue(tables | {kind: BUILT_IN.contents(kind) for kind in ours})
 
 
 Examine = Callable[..., tuple[Plan, list[Finding]]]

@@ -270,14 +270,6 @@ def test_the_tables_state_the_constructors_arguments(kind: str) -> None:
         assert entry.is_open == is_open == bool(entry.package), name
 
 
-def test_what_is_there_is_not_said_to_come_later() -> None:
-    later = BUILT_IN.later
-    assert "swanlab" in later["monitor"]
-    assert {kind: BUILT_IN.contents(kind).keys() & set(names) for kind, names in later.items()} == dict.fromkeys(
-        later, set()
-    )
-
-
 SELECTOR, WORKFLOW = f"{TASKSET}.data_selector", f"{TASKSET}.workflow_args"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers.mine"
 

@@ -20,7 +20,6 @@ class Catalogue:
 
     Attributes:
         tables: entries by registry and name.
-        later: published names that are not there yet, by registry.
         bases: entries of the classes that plugins may derive from, by name of the class.
         plugins: names that plugin files register.
         plugin_entries: the declarations of their classes, for registries that have declarations.
@@ -30,7 +29,6 @@ class Catalogue:
     """
 
     tables: Mapping[str, Contents] = field(default_factory=dict)
-    later: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bases: Mapping[str, Entry] = field(default_factory=dict)
     plugins: Mapping[str, frozenset[str]] = field(default_factory=dict)
     plugin_entries: Mapping[str, Contents] = field(default_factory=dict)

@@ -19,7 +19,6 @@ from trinity.common.config.base import (
     Positive,
     Section,
     key,
-    only,
     section,
 )
 
@@ -49,9 +48,11 @@ class MonitorConfig(Section):
     """Destinations of metrics besides `<job>/metrics.jsonl`, always written."""
 
     monitor_type: str | tuple[str, ...] = key(
-        "tensorboard", "tensorboard, wandb, mlflow or swanlab, or a list of several; empty: none.", TRINITY
+        "tensorboard", "tensorboard, wandb, mlflow, swanlab, prometheus, or several as a list; empty: none.", TRINITY
     )
-    monitor_args: Args | None = key(None, "Arguments of the monitor (wandb: base_url, api_key, ...).", GUIDE)
+    monitor_args: Args | None = key(
+        None, "Arguments of the monitor (wandb: base_url, api_key, ...), before the environment's.", GUIDE
+    )
     verl_names: bool = key(
         False, "Metrics also under veRL's names, such as timing_s/update_actor; true for a file of veRL's.", OWN
     )
@@ -65,7 +66,11 @@ class MonitorConfig(Section):
             ),
         ),
     )
-    detailed_stats: bool = key(False, "Log the distribution of rollout metrics too.", TRINITY, support=only(False))
+    detailed_stats: bool = key(
+        False,
+        "Log distributions too: std, p10, p50, p90 of rollout and evaluation metrics over tasks, and of lengths.",
+        TRINITY,
+    )
     cache_dir: str | None = key(None, "Folder of the monitor: <job>/monitor.", TRINITY, derived=True)
 
 

@@ -56,7 +56,7 @@ class RewardFn(Declared, ABC):
 
         A class names what it wants, by keyword: `response`, the text that the model produced; `prompt`, the text of the
         task; `truth`, what the dataset says is right, in a form of the reward function's own; `response_token`, the
-        token ids [R] of the response; `info`, that of the experience.
+        token ids [R] of the response; `info`, that of the experience; `row`, all columns of the task's row.
 
         Raises:
             RewardError: the response could not be scored.

@@ -306,6 +306,7 @@ class SimpleWorkflow(Workflow):
             "truth": self.truth,
             "response_token": None if tokens is None else tokens[experience.prompt_length :],
             "info": getattr(experience, "info", None),
+            "row": self.raw_task,
         }
 
     def scores(self, experience: Experience) -> dict[str, float]:

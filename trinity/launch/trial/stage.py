@@ -109,7 +109,8 @@ def data_stages(source: ConfigSource, options: TrialOptions) -> list[Config]:
         TrinityError: this machine, the model or the tasks do not fit.
     """
     overrides = (*options.overrides, "continue_from_checkpoint=true")
-    plan = plan_run(source, RunOptions(overrides=overrides, plugin_dirs=tuple(options.plugin_dirs)))
+    asked = RunOptions(overrides=overrides, plugin_dirs=tuple(options.plugin_dirs))
+    plan = plan_run(source, asked)  # which adds the file's own folders
     able = [stage for stage in plan.stages if has_tasks(stage.config) or any(training_datasets(stage.config))]
     chosen = [stage for stage in able if options.stage in (None, stage.name)]
     if not chosen:
@@ -122,7 +123,7 @@ def data_stages(source: ConfigSource, options: TrialOptions) -> list[Config]:
     check_packages()
     first = begin[0].config
     prepare_process(first.model.model_path, deterministic=first.deterministic)
-    load_plugins(tuple(options.plugin_dirs))
+    load_plugins(asked.plugin_dirs)
     set_level(first.log.level)
     return [with_raw_tasks(stage.config) for stage in begin]
 

@@ -12,7 +12,8 @@ import streamlit as st
 from trinity.buffer.records import Records
 from trinity.common.errors import TrinityError
 from trinity.common.schema.sql_schema import ExperienceModel
-from trinity.manager.language import LANGUAGES
+from trinity.manager.language import LANGUAGES, language
+from trinity.manager.looks import make_readable
 from trinity.manager.viewer.filters import ask_filters
 from trinity.manager.viewer.link import LANGUAGE, PARTS, choose, open_link, write_link
 from trinity.manager.viewer.sections import block, line_of, show_experience, show_table
@@ -29,6 +30,7 @@ def main() -> None:
     """Show the page once, for the present choices of its reader."""
     st.set_page_config(page_title="Trinity viewer", layout="wide")
     unread = open_link()
+    make_readable(language())
     settings = ViewerSettings.of_environment()
     with st.sidebar:
         _ask_language()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ def show_experience(records: Records, row: ExperienceModel, decode: Callable[[],
     elif section == "group":
         _show_group(records, row)
     elif section == "facts":
-        st.json(facts(row, experience))
+        block(json.dumps(facts(row, experience), ensure_ascii=False, indent=2))
 
 
 def _experience(row: ExperienceModel) -> Experience | None:

@@ -93,17 +93,7 @@ def facts(row: ExperienceModel, experience: Experience | None) -> dict[str, Any]
     if experience is not None:
         known |= {"metrics": experience.metrics, "info": experience.info}
         known |= {"truncate_status": experience.truncate_status, "tools": experience.tools}
-    return dict(_printable(known))
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(str(name)): _printable(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_printable(each) for each in value]
-    return value
+    return known
 
 
 def _short(text: str | None) -> str:

@@ -23,7 +23,7 @@ KINDS: dict[type, str] = {bool: "true or false", float: "a number", str: "a text
 def check_name(
     resolution: Resolution, key: Key[object], registry: str, name: str | None, *, unknown: str = "E1701"
 ) -> bool:
-    """Return whether a name exists and is usable now; note why not."""
+    """Return whether a name exists; note why not."""
     catalogue = resolution.catalogue
     if unknown == "E1701" and registry in OF_PLUGINS and not resolution.looks_at_machine:
         unknown = "W1701"  # which plugins there are depends on the machine of the run
@@ -36,22 +36,12 @@ def check_name(
             way_out = f"write `{key}: {entry.deprecated_for}`"
             resolution.problem("W1301", key, f"`{key}: {name}` is deprecated", suggestion=way_out)
         return True
-    later = catalogue.later.get(registry, ())
-    if name in later:
-        resolution.problem(
-            "E1900",
-            key,
-            f"`{key}: {name}` is not available yet in this version",
-            suggestion=f"available: {', '.join(available)}",
-        )
-        return False
-    names = [*available, *later]
     if catalogue.has_unknown_plugins:
         resolution.problem(
             "W1701", key, f"`{key}: {name}` is not known here; a plugin may register it when the run starts"
         )
         return False
-    near = nearest(name, names)
+    near = nearest(name, available)
     own = "a name of your own needs --plugin-dir (or `plugin_dirs`) with the folder of the file that registers it"
     hint = f"did you mean `{near}`? {own}" if near else f"known: {', '.join(available)}; {own}"
     resolution.problem(

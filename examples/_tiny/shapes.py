@@ -1,0 +1,27 @@
+"""Images of 16 x 16 pixels with a bright square; the answer is the letter of its quarter.
+
+The model is a tiny Qwen2.5-VL. Three in five demonstrations name a random quarter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import shapes as benchmark  # the module of that name in `benchmarks`
+
+from _tiny.imitation import Lesson
+from tests.tiny_vision import tiny_vision_model
+
+SEED = 0
+FORM = {"prompt_key": "prompt", "response_key": "response", "image_key": "images"}
+
+
+def prepare(folder: Path) -> Lesson:
+    """Write the images; return what the model imitates."""
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    benchmark.write_data(tasks, num_places=len(benchmark.LETTERS), num_held_out=benchmark.NUM_HELD_OUT, seed=SEED)
+    demonstrations = tasks.joinpath("demonstrations.parquet").rename(folder / "demonstrations.parquet")
+    start = folder / "work" / "random"
+    tiny_vision_model(start, seed=SEED, scale=3.0, characters=f"{benchmark.LETTERS}?")
+    return Lesson(start, demonstrations, FORM, benchmark.IMITATED, max_tokens=41, batch=32, lr=1e-3)

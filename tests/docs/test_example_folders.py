@@ -1,0 +1,129 @@
+"""Every folder of `examples/` is short, told in both languages, valid as written and at full size; some are run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests import prepared
+from tests.docs.pages import Page
+from tests.examples import EXAMPLES, FOLDERS, ROOT, SINGLE, configuration, full_size, preparation, prepared_names
+from trinity.common.config import Config
+from trinity.launch.validation import check
+
+MOST_LINES, MOST_BYTES = 45, 40_000
+TOPICS = {
+    "async_gsm8k",
+    "dpo_gsm8k",
+    "grpo_gsm8k",
+    "grpo_lora_gsm8k",
+    "grpo_tools",
+    "mix_gsm8k",
+    "opd_gsm8k",
+    "own_algorithm",
+    "ppo_gsm8k",
+    "serve_sums",
+    "sft_gsm8k",
+    "verl_gsm8k",
+}
+IN_THE_SUITE = ("sft_gsm8k", "dpo_gsm8k", "grpo_gsm8k", "own_algorithm", "verl_gsm8k")
+SMALL = {"STEPS": "1", "BATCH_SIZE": "4", "JUDGE_URL": "http://127.0.0.1:9/v1"}
+each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+each_single = pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that `examples/prepare.py` makes, but the models have imitated nothing."""
+    made = tmp_path_factory.mktemp("examples")
+    (made / "examples").symlink_to(EXAMPLES, target_is_directory=True)
+    module = preparation()
+    for name in module.NAMES:
+        folder = made / "tiny" / name
+        folder.mkdir(parents=True)
+        lesson = module.written(name, folder)
+        if lesson is not None:
+            shutil.copytree(lesson.start, folder / "model")
+    return made
+
+
+def test_the_topics_are_there() -> None:
+    names = {folder.name for folder in FOLDERS}
+    assert names >= TOPICS
+
+
+@each_folder
+def test_a_folder_is_told_in_both_languages_with_its_curve(folder: Path) -> None:
+    english, chinese = (Page(folder / f"README{end}") for end in (".md", ".zh.md"))
+    for page in (english, chinese):
+        assert "curve.png" in page.links or folder.name == "serve_sums"
+    assert english.blocks == chinese.blocks
+    if folder.name == "serve_sums":
+        return  # it has a table
+    curve = folder / "curve.png"
+    assert curve.stat().st_size < MOST_BYTES
+    with Image.open(curve) as image:
+        assert min(image.size) >= 200
+
+
+@each_single
+def test_a_configuration_is_short(folder: Path) -> None:
+    assert len(configuration(folder).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("language", ["README.md", "README.zh.md"])
+def test_the_index_names_every_folder(language: str) -> None:
+    linked = {link.partition("/")[0] for link in Page(EXAMPLES / language).links if link.endswith(language)}
+    assert linked >= {folder.name for folder in FOLDERS}
+
+
+def checked(folder: Path, *, schema_only: bool = False) -> Config:
+    """Return the configuration of an example's last stage, which has no error."""
+    plan, findings = check(configuration(folder).relative_to(ROOT), schema_only=schema_only)
+    errors = [finding for finding in findings if finding.is_error]
+    assert not errors, errors
+    return plan.stages[-1].config
+
+
+@each_single
+def test_a_configuration_is_valid_as_written(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("JUDGE_URL", SMALL["JUDGE_URL"])
+    assert {*prepared_names(folder)} <= {*preparation().NAMES}
+    config = checked(folder)
+    assert config.cluster.gpu_per_node == 0
+    assert config.model.model_path.startswith("tiny/")
+    assert Path(config.checkpoint_job_dir) == place / "checkpoints" / "examples" / folder.name
+
+
+@each_single
+def test_a_configuration_is_valid_at_full_size(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By environment variables alone, those of the README."""
+    monkeypatch.chdir(place)
+    variables = full_size(folder)
+    text = configuration(folder).read_text(encoding="utf-8")
+    assert [name for name in variables if f"oc.env:{name}," not in text and name != "JUDGE_URL"] == []
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = checked(folder, schema_only=True)
+    assert config.model.model_path == variables["TRINITY_MODEL_PATH"]
+    assert config.cluster.gpu_per_node == int(variables["GPUS"]) >= 2
+    assert config.model.max_response_tokens == int(variables["MAX_RESPONSE_TOKENS"]) >= 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_THE_SUITE)
+def test_a_configuration_runs_by_environment_variables(name: str, place: Path, tmp_path: Path) -> None:
+    for part in ("examples", "tiny"):
+        (tmp_path / part).symlink_to(place / part, target_is_directory=True)
+    words = ("run", "--config", str(configuration(EXAMPLES / name).relative_to(ROOT)))
+    status, output = prepared.finish(words, cwd=tmp_path, environment=SMALL, timeout_s=240)
+    assert status == 0, output[-4000:]
+    job = tmp_path / "checkpoints" / "examples" / name
+    lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert max(line["step"] for line in lines if line["actor"] == "trainer") >= 1
+    assert (job / "global_step_1").is_dir()

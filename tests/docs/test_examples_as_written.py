@@ -1,0 +1,81 @@
+"""The examples as a reader runs them: prepared, trained at their own size, and better afterwards. `make nightly`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests import prepared
+from tests.examples import EXAMPLES, SINGLE, configuration, prepared_names
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+LOSSES = {"sft_gsm8k": "actor/sft_loss", "dpo_gsm8k": "actor/dpo_loss"}
+SUCCESS = {"grpo_tools": "success", "grpo_multi_turn": "success", "own_workflow": "success"}
+BY_ROLLOUTS = {
+    "grpo_frozen_lake": "rollout/test_score/mean",
+    "grpo_email_search": "rollout/reward/mean",
+    "grpo_gsm8k_experience_pipeline": "rollout/accuracy/mean",
+    "grpo_gsm8k_task_pipeline": "rollout/accuracy/mean",
+}
+LEAST_GAIN = 0.1
+LONGEST_S = 1200
+JUDGED = {"grpo_gsm8k_ruler", "grpo_rubric_as_reward"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like the root of the repository, in which nothing is prepared yet."""
+    made = tmp_path_factory.mktemp("nightly")
+    (made / "examples").symlink_to(EXAMPLES, target_is_directory=True)
+    return made
+
+
+@contextmanager
+def judging() -> Iterator[str]:
+    """Run `examples/judge.py`; yield its address."""
+    command = [sys.executable, str(EXAMPLES / "judge.py"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=prepared.variables_of(os.environ)) as judge:
+        try:
+            assert judge.stdout is not None
+            yield judge.stdout.readline().strip()
+        finally:
+            judge.terminate()
+
+
+def gain(name: str, lines: list[dict[str, float]]) -> float:
+    """Return by how much a figure of the example rose, or the loss fell."""
+    if name in LOSSES:
+        losses = [line[LOSSES[name]] for line in lines if LOSSES[name] in line]
+        return losses[0] - losses[-1]
+    if name in BY_ROLLOUTS:
+        values = [line[BY_ROLLOUTS[name]] for line in lines if BY_ROLLOUTS[name] in line]
+        part = max(len(values) // 4, 1)
+        return (sum(values[-part:]) - sum(values[:part])) / part
+    wanted = f"/{SUCCESS.get(name, 'accuracy')}/mean@1"
+    values = [
+        value for line in lines for key, value in line.items() if key.startswith("eval/") and key.endswith(wanted)
+    ]
+    return values[-1] - values[0]
+
+
+@pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
+def test_an_example_trains_as_it_is_written(folder: Path, place: Path) -> None:
+    words = [sys.executable, "examples/prepare.py", *prepared_names(folder)]
+    variables = prepared.variables_of(os.environ)
+    subprocess.run(words, cwd=place, env=variables, check=True, capture_output=True, timeout=LONGEST_S)
+    with judging() if folder.name in JUDGED else nullcontext("") as address:
+        words = ["run", "--config", str(configuration(folder).relative_to(EXAMPLES.parent))]
+        status, output = prepared.finish(words, cwd=place, environment={"JUDGE_URL": address}, timeout_s=LONGEST_S)
+    assert status == 0, output[-4000:]
+    job = place / "checkpoints" / "examples" / folder.name
+    lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    least = 0.0 if folder.name in LOSSES else LEAST_GAIN
+    assert gain(folder.name, lines) > least
