@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """How a run is doing: time left, speed, age of the data and rollouts."""
-=======
-"""How far a run is: time left, speed, age of the data, and rollouts."""
->>>>>>> k-live
 
 from __future__ import annotations
 
