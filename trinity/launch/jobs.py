@@ -272,8 +272,8 @@ def part_state(folder: Path, name: str | None) -> PartState:
     elif status == RUNNING:
         status = KILLED
     trained, explored = (int(record.get(step) or 0) for step in ("training_step", "explore_step"))
-    cause, planned = str(record.get("error") or ""), record.get("planned") or {}
-    return PartState(name or "", status, holder, cause, trained, explored, command, planned)
+    why, planned = str(record.get("error") or ""), record.get("planned") or {}
+    return PartState(name or "", status, holder, why, trained, explored, command, planned)
 
 
 def _signal(folder: Path, part: PartState) -> None:

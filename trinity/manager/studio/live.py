@@ -1,4 +1,4 @@
-"""How far a run is: time left, speed, age of the data, and rollouts."""
+"""How a run is doing: time left, speed, age of the data and rollouts."""
 
 from __future__ import annotations
 
