@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.docs.followed import follow
 from tests.docs.pages import page
+from tests.docs.test_guides import GUIDES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -95,7 +97,7 @@ def test_the_exported_model_loads_and_is_the_trained_one(newcomer: Newcomer) -> 
 def test_the_page_on_monitoring_reads_the_run(newcomer: Newcomer) -> None:
     said = follow(page("docs/monitoring.md"), newcomer.folder)
     assert "units" in said["trinity runs checkpoints"]
-    assert json.loads(said["trinity status checkpoints/own/units --json"])["state"] == "done"
+    assert json.loads(said["trinity status checkpoints/own/units --json"])["status"] == "done"
     assert "task 3/6" in said["trinity show checkpoints/own/units --task 3/6"]
 
 
@@ -115,3 +117,18 @@ def test_the_page_on_evaluation_evaluates_the_checkpoints(newcomer: Newcomer) ->
         output = next(said[line] for line in said if line.endswith(f"unit {k}"))
         assert f"pass@{k} {value:.4f} over 20 tasks" in output
     assert "'unit'" in said["python evaluate.py"]
+
+
+@pytest.mark.parametrize("name", ["recipes", "troubleshooting"])
+def test_the_commands_of_a_page_work_on_the_newcomers_file(newcomer: Newcomer, name: str) -> None:
+    said = follow(page(f"docs/{name}.md"), newcomer.folder)
+    assert said and all(output.strip() for output in said.values())
+
+
+def test_the_metrics_that_the_guides_name_are_written(newcomer: Newcomer) -> None:
+    families = "rollout|experience_pipeline|sample|actor|training|critic|response_length|time|perf"
+    lines = (newcomer.job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    written = {name for line in lines for name in json.loads(line)} | {"actor/kl_loss"}  # this run has no KL term
+    for name in GUIDES:
+        told = {term for term in page(f"docs/{name}.md").terms if re.fullmatch(rf"({families})(/\w+)+", term)}
+        assert not told - written, name

@@ -39,7 +39,7 @@ def server() -> Iterator[WandbServer]:
 
 
 @pytest.fixture
-def anew() -> Iterator[None]:
+def again() -> Iterator[None]:
     """W&B reads the environment once in a process."""
     import wandb
 
@@ -164,7 +164,7 @@ def test_a_run_that_was_deleted_at_the_server_begins_anew(tmp_path: Path, server
     assert column(only_run(server, "gone"), "x") == [0, 1]
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("again")
 def test_arguments_override_the_environment(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def test_arguments_override_the_environment(
     assert len(server.keys - {""}) == 1
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("again")
 def test_a_run_without_a_network_lies_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for actor in ("explorer", "trainer"):

@@ -1,4 +1,4 @@
-"""How a run is getting on: time left, speed, age of the data, and rollouts."""
+"""How a run is doing: time left, speed, age of the data and rollouts."""
 
 from __future__ import annotations
 
