@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trinity.cli.progress import Progress
 from trinity.common.errors import DataError
-from trinity.launch.samples import Rollout
+from trinity.launch.samples import LatestRollout
 
 
 class Clock:
@@ -101,12 +101,14 @@ def test_a_bar_moves_on_a_terminal() -> None:
 
 
 FOUND = [
-    Rollout("1/0", 1.0, 0.5, 3, "1+2=", "the sum\nis \x1b[31m3"),
-    Rollout("1/0", 0.0, None, 3, "[b]1+2=[/b]", "x" * 500),
+    LatestRollout("1/0", 1.0, 0.5, 3, "1+2=", "the sum\nis \x1b[31m3"),
+    LatestRollout("1/0", 0.0, None, 3, "[b]1+2=[/b]", "x" * 500),
 ]
 
 
-def watched(progress: Progress, reader: Callable[[], list[Rollout]], steps: int, clock: Clock | None = None) -> None:
+def watched(
+    progress: Progress, reader: Callable[[], list[LatestRollout]], steps: int, clock: Clock | None = None
+) -> None:
     """Explore some steps, ten seconds each, with the latest rollouts at hand."""
     with progress:
         progress.start("rft", totals={"trainer": 80, "explorer": 40}, rollouts=reader)
@@ -127,7 +129,7 @@ def test_plain_lines_show_the_newest_rollout_now_and_then() -> None:
 
 
 def test_what_cannot_be_read_is_told_once_and_the_run_goes_on() -> None:
-    def reader() -> list[Rollout]:
+    def reader() -> list[LatestRollout]:
         raise DataError("it is damaged", code="E5101")
 
     progress, text, clock = plain(interval_s=1e9)
