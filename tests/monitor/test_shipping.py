@@ -207,6 +207,7 @@ def test_a_damaged_state_begins_anew(tmp_path: Path, content: str) -> None:
 def test_a_place_that_hangs_keeps_neither_the_run_nor_its_end_waiting(
     tmp_path: Path, caught: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(background, "START_S", 0.3)
     monkeypatch.setattr(background, "CLOSE_S", 0.3)
     released = threading.Event()
     monkeypatch.setattr(Recording, "log_line", lambda *_: released.wait(60))

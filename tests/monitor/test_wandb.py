@@ -34,6 +34,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[WandbServer]:
+    import wandb
+
+    wandb.teardown()  # it has read the environment of the tests before, which were offline
     with wandb_server() as running:
         yield running
 
