@@ -93,7 +93,7 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
 def _along(
     session: Session, wanted: Wanted, parts: Sequence[ColumnElement[bool]], *, most: int, deadline: float
 ) -> Found:
-    """Return what of some ranges of an index meets the other conditions, too.
+    """Return the rows of some ranges of an index that meet the other conditions.
 
     The newest of them are looked at block by block: however many there are, a block is short.
     """
