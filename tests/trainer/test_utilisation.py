@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from trinity.trainer.utilisation import PEAKS, ModelCost, Work, cost_of, peak_flops, utilisation
+from trinity.trainer.utilisation import PEAKS, ComputedTokens, ModelCost, cost_of, peak_flops, utilisation
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -26,7 +26,7 @@ def test_of_experts_nothing_is_said() -> None:
 
 
 def test_the_operations_are_six_a_parameter_and_token_and_causal_attention() -> None:
-    work = Work()
+    work = ComputedTokens()
     work.add(torch.tensor([3, 5]))
     work.add(torch.tensor([2]))
     assert (work.num_tokens, work.num_pairs) == (10, 38)
@@ -41,9 +41,9 @@ def test_attention_costs_what_two_products_of_half_the_pairs_cost_three_times() 
     assert ModelCost(0, width).flops(length, length**2) == 3 * (2 * 2 * length**2 * width) / 2
 
 
-@pytest.mark.parametrize("given", [{"cost": None}, {"peak": None}, {"seconds": 0.0}, {"work": Work()}])
+@pytest.mark.parametrize("given", [{"cost": None}, {"peak": None}, {"seconds": 0.0}, {"work": ComputedTokens()}])
 def test_where_it_cannot_be_computed_it_is_absent(given: dict[str, object]) -> None:
-    work = Work()
+    work = ComputedTokens()
     work.add(torch.tensor([4]))
     known = {"cost": ModelCost(1, 1), "work": work, "seconds": 1.0, "peak": 1.0} | given
     peak = known.pop("peak")

@@ -103,7 +103,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Group:
+class MetricGroup:
     """Metrics that belong together.
 
     Attributes:
@@ -120,7 +120,7 @@ class Group:
 
 
 @functools.cache
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[MetricGroup, ...]:
     """Return all metrics by group."""
     text = files(__package__).joinpath("metrics.yaml").read_text(encoding="utf-8")
     return tuple(_group(row) for row in yaml.safe_load(text))
@@ -203,9 +203,9 @@ def _metrics() -> Iterator[Metric]:
         yield from group.metrics
 
 
-def _group(row: Mapping[str, Any]) -> Group:
+def _group(row: Mapping[str, Any]) -> MetricGroup:
     steps = row["steps"]
-    return Group(
+    return MetricGroup(
         Text(**row["part"]), Text(**row["about"]), steps, tuple(_metric(each, steps) for each in row["metrics"])
     )
 

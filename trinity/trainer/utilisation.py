@@ -60,7 +60,7 @@ class ModelCost:
         return 6.0 * self.num_parameters * num_tokens + 6.0 * self.attention_width * num_pairs
 
 
-class Work:
+class ComputedTokens:
     """Counts the tokens that the passes of a step compute."""
 
     def __init__(self) -> None:
@@ -105,7 +105,9 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     return next((peak for name, peak in PEAKS.items() if name in device_name), None)
 
 
-def utilisation(cost: ModelCost | None, work: Work, seconds: float, *, peak: float | None) -> dict[str, float]:
+def utilisation(
+    cost: ModelCost | None, work: ComputedTokens, seconds: float, *, peak: float | None
+) -> dict[str, float]:
     """Return `perf/mfu/actor`, a share, where it can be computed.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.quarantine import Quarantine
-from trinity.trainer.utilisation import Work
+from trinity.trainer.utilisation import ComputedTokens
 from trinity.trainer.verl.accumulation import MicroStep, accumulate
 from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output
@@ -69,7 +69,7 @@ class DataParallelPPOActor:
         self.scorer = Scorer(decoder, settings=settings, device=ranks.device_of(model), ranks=ranks)
         self.loss_fn = loss_fn
         self.settings = settings
-        self.work = Work()
+        self.work = ComputedTokens()
         self.quarantine = quarantine
         self.stepper = Stepper(
             model,
@@ -89,7 +89,7 @@ class DataParallelPPOActor:
         Raises:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
         """
-        lr, self.work = self.stepper.begin(step), Work()
+        lr, self.work = self.stepper.begin(step), ComputedTokens()
         metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
         norms: list[float] = []
         is_first = True
