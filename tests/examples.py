@@ -45,9 +45,14 @@ def full_size(folder: Path) -> dict[str, str]:
 
 def preparation() -> ModuleType:
     """Return the module `examples/prepare.py`."""
+    return loaded("prepare")
+
+
+def loaded(name: str) -> ModuleType:
+    """Return a module of the folder `examples`."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
-    return importlib.import_module("prepare")
+    return importlib.import_module(name)
 
 
 def _blocks(folder: Path) -> list[str]:

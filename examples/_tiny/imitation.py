@@ -23,7 +23,8 @@ class Lesson:
         steps: training steps.
         max_tokens: longest conversation.
         batch: demonstrations a step.
-        lr: peak learning rate; it falls to 0 linearly.
+        lr: peak learning rate.
+        is_decayed: it falls to 0 linearly.
     """
 
     start: Path
@@ -33,6 +34,7 @@ class Lesson:
     max_tokens: int
     batch: int = 64
     lr: float = 2e-3
+    is_decayed: bool = True
 
 
 def imitate(folder: Path, lesson: Lesson) -> None:
@@ -43,7 +45,9 @@ def imitate(folder: Path, lesson: Lesson) -> None:
     actor = {"fsdp_config": {"dtype": "float32"}}
     section = {"model": {"enable_gradient_checkpointing": False}, "actor": actor}
     data = {"name": "demonstrations", "storage_type": "file", "path": str(lesson.file), "format": lesson.form}
-    schedule = {"lr_scheduler_type": "linear", "lr_warmup_steps": 20, "min_lr_ratio": 0.0, "betas": [0.9, 0.98]}
+    schedule: dict[str, Any] = {"lr_warmup_steps": 20, "betas": [0.9, 0.98]}
+    if lesson.is_decayed:
+        schedule |= {"lr_scheduler_type": "linear", "min_lr_ratio": 0.0}
     report = trinity.run(
         {
             "project": "tiny",

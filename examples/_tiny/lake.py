@@ -16,7 +16,7 @@ from trinity.quickstart.dataset import write_jsonl
 
 SEED = 42
 SIZE, MOST_MOVES, RANDOM_FRAC = 4, 6, 0.5
-NUM_TRAIN, NUM_TEST, NUM_DEMONSTRATIONS = 2048, 256, 12_800
+NUM_TRAIN, NUM_TEST, NUM_DEMONSTRATIONS = 2048, 64, 12_800
 MAX_TOKENS = 128
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 WORDS = (*"_OGPX√|", *(f"```{name}```" for name in MOVES))

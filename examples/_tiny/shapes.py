@@ -1,4 +1,4 @@
-"""Images of 16 x 16 pixels with a bright square; the answer is the letter of its quarter.
+"""Images of 16 x 16 pixels with a bright square in one of the upper quarters; the answer is the letter of the quarter.
 
 The model is a tiny Qwen2.5-VL. Three in five demonstrations name a random quarter.
 """
@@ -13,6 +13,7 @@ from _tiny.imitation import Lesson
 from tests.tiny_vision import tiny_vision_model
 
 SEED = 0
+NUM_PLACES = 2
 FORM = {"prompt_key": "prompt", "response_key": "response", "image_key": "images"}
 
 
@@ -20,8 +21,8 @@ def prepare(folder: Path) -> Lesson:
     """Write the images; return what the model imitates."""
     tasks = folder / "tasks"
     tasks.mkdir()
-    benchmark.write_data(tasks, num_places=len(benchmark.LETTERS), num_held_out=benchmark.NUM_HELD_OUT, seed=SEED)
+    benchmark.write_data(tasks, num_places=NUM_PLACES, num_held_out=benchmark.NUM_HELD_OUT, seed=SEED)
     demonstrations = tasks.joinpath("demonstrations.parquet").rename(folder / "demonstrations.parquet")
     start = folder / "work" / "random"
     tiny_vision_model(start, seed=SEED, scale=3.0, characters=f"{benchmark.LETTERS}?")
-    return Lesson(start, demonstrations, FORM, benchmark.IMITATED, max_tokens=41, batch=32, lr=1e-3)
+    return Lesson(start, demonstrations, FORM, steps=40, max_tokens=41, batch=32, lr=1e-3, is_decayed=False)

@@ -148,7 +148,17 @@ def test_a_terminal_shows_figures_and_the_latest_rollouts_in_its_language() -> N
             data = {"sample/staleness/mean": 1.0, "training/rollout_logprobs_diff_mean": 2e-7}
             progress.on_metrics("trainer", 20, data)
         shown = text.getvalue()
-        assert all(word in shown for word in (*words, "2.0e-07", "20/80", "the sum is \\x1b[31m3", "[b]1+2=[/b]"))
+        assert all(
+            word in shown
+            for word in (
+                *words,
+                "2.0e-07",
+                "20/80",
+                "剩余" if is_chinese else "ETA",
+                "the sum is \\x1b[31m3",
+                "[b]1+2=[/b]",
+            )
+        )
         assert "x" * 40 in shown and "x" * 100 not in shown and "\x1b[31m" not in shown
 
 

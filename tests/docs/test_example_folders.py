@@ -11,25 +11,42 @@ from PIL import Image
 
 from tests import prepared
 from tests.docs.pages import Page
-from tests.examples import EXAMPLES, FOLDERS, ROOT, SINGLE, configuration, full_size, preparation, prepared_names
+from tests.examples import (
+    EXAMPLES,
+    FOLDERS,
+    ROOT,
+    SINGLE,
+    configuration,
+    full_size,
+    loaded,
+    preparation,
+    prepared_names,
+)
 from trinity.common.config import Config
+from trinity.common.workflows.judge import listed_scores, rating, rubric_messages, ruler_messages
 from trinity.launch.validation import check
+from trinity.quickstart.dataset import solution
 
 MOST_LINES, MOST_BYTES = 45, 40_000
 TOPICS = {
     "async_gsm8k",
     "dpo_gsm8k",
     "grpo_gsm8k",
+    "grpo_gsm8k_experience_pipeline",
+    "grpo_gsm8k_task_pipeline",
     "grpo_lora_gsm8k",
+    "grpo_replay_gsm8k",
     "grpo_tools",
     "mix_gsm8k",
     "opd_gsm8k",
+    "opmd_gsm8k",
     "own_algorithm",
     "ppo_gsm8k",
     "serve_sums",
     "sft_gsm8k",
     "verl_gsm8k",
 }
+WITHOUT_CURVE = {"grpo_gsm8k_experience_pipeline", "grpo_gsm8k_task_pipeline"}  # their judge draws its marks by chance
 IN_THE_SUITE = ("sft_gsm8k", "dpo_gsm8k", "grpo_gsm8k", "own_algorithm", "verl_gsm8k")
 SMALL = {"STEPS": "1", "BATCH_SIZE": "4", "JUDGE_URL": "http://127.0.0.1:9/v1"}
 each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
@@ -59,11 +76,10 @@ def test_the_topics_are_there() -> None:
 @each_folder
 def test_a_folder_is_told_in_both_languages_with_its_curve(folder: Path) -> None:
     english, chinese = (Page(folder / f"README{end}") for end in (".md", ".zh.md"))
-    for page in (english, chinese):
-        assert "curve.png" in page.links or folder.name == "serve_sums"
     assert english.blocks == chinese.blocks
-    if folder.name == "serve_sums":
-        return  # it has a table
+    if folder.name in WITHOUT_CURVE:
+        return
+    assert "curve.png" in english.links and "curve.png" in chinese.links
     curve = folder / "curve.png"
     assert curve.stat().st_size < MOST_BYTES
     with Image.open(curve) as image:
@@ -113,6 +129,22 @@ def test_a_configuration_is_valid_at_full_size(folder: Path, place: Path, monkey
     assert config.model.model_path == variables["TRINITY_MODEL_PATH"]
     assert config.cluster.gpu_per_node == int(variables["GPUS"]) >= 2
     assert config.model.max_response_tokens == int(variables["MAX_RESPONSE_TOKENS"]) >= 256
+
+
+def test_what_is_prepared_is_left_alone(tmp_path: Path) -> None:
+    module = preparation()
+    assert module.prepare("judge", tmp_path)
+    assert not module.prepare("judge", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["judge"]
+
+
+def test_the_judge_prefers_what_is_right() -> None:
+    verdict = loaded("judge").verdict
+    right, forgetful = solution(47, 58), solution(47, 58, is_carrying=False)
+    grades = listed_scores(verdict(ruler_messages("47+58", [forgetful, right, "?"])), 3)
+    assert grades == pytest.approx([0.15, 1.0, 0.0]), "one of two columns; everything; nothing"
+    ratings = [rating(verdict(rubric_messages("47+58", answer, [(3.0, "is right")]))) for answer in (right, "?")]
+    assert ratings == [10.0, 1.0]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tests.tiny import tiny_model
 from tools.recipe_table import PAGES, tables, with_table
 from trinity.common.config.dialects.table import row_of
 from trinity.common.config.foreign import TRL
+from trinity.explain.metrics import find as find_metric
 from trinity.quickstart.folder import prepare
 
 GUIDES = (
@@ -33,6 +34,13 @@ each_guide = pytest.mark.parametrize("guide", [page(f"docs/{name}.md") for name 
 def test_every_command_is_run_by_a_test_or_needs_what_no_test_has(guide: Page) -> None:
     lines = [line for code in guide.code("bash") for line in code.splitlines() if line]
     assert guide.path.stem in FOLLOWED or all(line.startswith(NOT_RUN) for line in lines), lines
+
+
+@each_guide
+def test_the_metrics_of_a_guide_exist(guide: Page) -> None:
+    families = "rollout|experience_pipeline|sample|actor|training|critic|response_length|time|perf"
+    told = {term for term in guide.terms if re.fullmatch(rf"({families})(/\w+)+", term)}
+    assert not [name for name in told if find_metric(name) is None and find_metric(f"{name}/mean") is None]
 
 
 def test_the_recipes_are_what_the_estimate_computes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.docs.followed import follow
 from tests.docs.pages import page
-from tests.docs.test_guides import GUIDES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -123,12 +121,3 @@ def test_the_page_on_evaluation_evaluates_the_checkpoints(newcomer: Newcomer) ->
 def test_the_commands_of_a_page_work_on_the_newcomers_file(newcomer: Newcomer, name: str) -> None:
     said = follow(page(f"docs/{name}.md"), newcomer.folder)
     assert said and all(output.strip() for output in said.values())
-
-
-def test_the_metrics_that_the_guides_name_are_written(newcomer: Newcomer) -> None:
-    families = "rollout|experience_pipeline|sample|actor|training|critic|response_length|time|perf"
-    lines = (newcomer.job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    written = {name for line in lines for name in json.loads(line)} | {"actor/kl_loss"}  # this run has no KL term
-    for name in GUIDES:
-        told = {term for term in page(f"docs/{name}.md").terms if re.fullmatch(rf"({families})(/\w+)+", term)}
-        assert not told - written, name

@@ -106,7 +106,7 @@ def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path:
 
 @pytest.mark.parametrize("folder", DATA_JUICER, ids=lambda path: path.name)
 def test_an_example_with_data_juicer_runs(folder: Path, tmp_path: Path) -> None:
-    env = environment(tmp_path, num_rows=24, STEPS="2", BATCH_SIZE="12")
+    env = environment(tmp_path, num_rows=12, STEPS="2", BATCH_SIZE="6")
     words = ["run", "--config", str(configuration(folder).relative_to(ROOT))]
     status, output = prepared.finish(words, cwd=ROOT, inherited=env, timeout_s=600)
     assert status == 0, output[-4000:]

@@ -58,6 +58,10 @@ def test_an_entry_is_found_by_its_own_name(metric) -> None:
         ("experience_pipeline/group_advantages/reward_std/min", "experience_pipeline/group_advantages/reward_std"),
         ("sample/expert_overlong_count", "sample/expert_<count>"),
         ("timing_s/gen", "time/explore_step"),
+        ("rollout/reward/p10", "rollout/reward"),
+        ("rollout/easy/accuracy/std", "rollout/<metric>"),
+        ("response_length/p90", "response_length"),
+        ("bench/test/right/mean@4/p50", "eval/<taskset>/<metric>/mean@<n>"),
         ("actor/loss", "actor/final_loss"),
     ],
 )

@@ -14,8 +14,9 @@ TEXTS = {
 Every metric that a run writes: unit, formula, what a healthy run shows, and its name in TRL and veRL where that differs.
 Made by `python -m tools.reference`; `trinity explain actor/kl_loss` says the same of one metric on the terminal.
 
-Metrics are lines of `metrics.jsonl` in the job folder: `actor`, `seq`, `step`, `time` and the values. TensorBoard, Weights &
-Biases and MLflow show them under the same names; `monitor.verl_names: true` adds veRL's.
+Metrics are lines of `metrics.jsonl` in the job folder: `actor`, `seq`, `step`, `time` and the values. [Trackers](monitoring.md#trackers)
+show them under the same names; `monitor.verl_names: true` adds veRL's, and `monitor.detailed_stats: true` the `std`, `p10`,
+`p50` and `p90` of rollouts and evaluations.
 
 **Two step axes.** A line of the explorer counts explore steps (a batch of tasks), one of the trainer counts training steps
 (a batch of rollouts). With different `synchronizer.explorer_sync_interval` and `synchronizer.trainer_sync_interval` they
@@ -48,8 +49,9 @@ places: the second is always one more.""",
 一次运行写出的每个指标：单位、公式、健康的运行是什么样，以及在 TRL 和 veRL 中不同的名字。
 由 `python -m tools.reference` 生成；`trinity explain actor/kl_loss` 在终端上说明单个指标。
 
-指标是作业目录中 `metrics.jsonl` 的行：`actor`、`seq`、`step`、`time` 和各个值。TensorBoard、Weights & Biases 和 MLflow
-以同样的名字显示；`monitor.verl_names: true` 再加上 veRL 的名字。
+指标是作业目录中 `metrics.jsonl` 的行：`actor`、`seq`、`step`、`time` 和各个值。[记录工具](monitoring.zh.md#记录工具)
+以同样的名字显示；`monitor.verl_names: true` 再加上 veRL 的名字，`monitor.detailed_stats: true` 加上 rollout 和评测的
+`std`、`p10`、`p50` 和 `p90`。
 
 **两种步。** explorer 的行以探索步（一批任务）计数，trainer 的行以训练步（一批 rollout）计数。
 `synchronizer.explorer_sync_interval` 与 `synchronizer.trainer_sync_interval` 不同时，两者推进的速度不同，

@@ -93,7 +93,7 @@ class LiveDisplay:
 
     def __init__(self, console: Console, stage: str, *, total: int | None, is_chinese: bool) -> None:
         self._is_chinese = is_chinese
-        self._bar = _new_bar(console)
+        self._bar = _new_bar(console, in_language(LIVE["left"], is_chinese=is_chinese).format("").strip())
         self._task = self._bar.add_task(stage, total=total)
         self._figures, self._note = "", ""
         self._rollouts: list[LatestRollout] = []
@@ -165,12 +165,13 @@ def in_language(text: Text, *, is_chinese: bool) -> str:
     return text.zh if is_chinese else text.en
 
 
-def _new_bar(console: Console) -> RichProgress:
+def _new_bar(console: Console, left: str) -> RichProgress:
     return RichProgress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn(left),
         TimeRemainingColumn(),
         console=console,
         auto_refresh=False,

@@ -85,7 +85,8 @@ class Shipper:
         """
         self.stop()
         since = self._making_since
-        start_s = 0.0 if since is None else max(0.0, since + background.START_S - time.monotonic())
+        is_first = not self._pause_s  # a place that was away gets no further time to start
+        start_s = 0.0 if since is None or not is_first else max(0.0, since + background.START_S - time.monotonic())
         self._thread.join(background.CLOSE_S + start_s)
         self._is_left.set()
         if self._thread.is_alive() and self._lock is not None:

@@ -10,9 +10,11 @@ What is computed again to save memory does not count.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 PEAKS = {
     "B200": 2250e12,
@@ -71,18 +73,19 @@ class Work:
         self.num_pairs += int(lengths.long().square().sum())
 
 
-def cost_of(model: nn.Module) -> ModelCost | None:
+def cost_of(model: PreTrainedModel) -> ModelCost | None:
     """Return what a model costs.
 
     None where this cannot be said: of experts, images and layers without attention.
     """
-    config = model.config.get_text_config()
+    config: Any = model.config.get_text_config()
     found = vars(config)
     if config is not model.config or any((found.get(name) or 0) > 1 for name in EXPERTS):
         return None
     if not {"num_hidden_layers", "num_attention_heads", "hidden_size"} <= found.keys():
         return None
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
+    output: Any = model.get_output_embeddings()
     if output is None:
         return None
     total = sum(parameter.numel() for parameter in model.parameters())
