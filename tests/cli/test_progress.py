@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trinity.cli.progress import Progress
 from trinity.common.errors import DataError
-from trinity.launch.samples import Rollout
+from trinity.launch.samples import LatestRollout
 
 
 class Clock:
@@ -101,12 +101,14 @@ def test_a_bar_moves_on_a_terminal() -> None:
 
 
 FOUND = [
-    Rollout("1/0", 1.0, 0.5, 3, "1+2=", "the sum\nis \x1b[31m3"),
-    Rollout("1/0", 0.0, None, 3, "[b]1+2=[/b]", "x" * 500),
+    LatestRollout("1/0", 1.0, 0.5, 3, "1+2=", "the sum\nis \x1b[31m3"),
+    LatestRollout("1/0", 0.0, None, 3, "[b]1+2=[/b]", "x" * 500),
 ]
 
 
-def watched(progress: Progress, reader: Callable[[], list[Rollout]], steps: int, clock: Clock | None = None) -> None:
+def watched(
+    progress: Progress, reader: Callable[[], list[LatestRollout]], steps: int, clock: Clock | None = None
+) -> None:
     """Explore some steps, ten seconds each, with the latest rollouts at hand."""
     with progress:
         progress.start("rft", totals={"trainer": 80, "explorer": 40}, rollouts=reader)
@@ -127,7 +129,7 @@ def test_plain_lines_show_the_newest_rollout_now_and_then() -> None:
 
 
 def test_what_cannot_be_read_is_told_once_and_the_run_goes_on() -> None:
-    def reader() -> list[Rollout]:
+    def reader() -> list[LatestRollout]:
         raise DataError("it is damaged", code="E5101")
 
     progress, text, clock = plain(interval_s=1e9)
@@ -146,7 +148,17 @@ def test_a_terminal_shows_figures_and_the_latest_rollouts_in_its_language() -> N
             data = {"sample/staleness/mean": 1.0, "training/rollout_logprobs_diff_mean": 2e-7}
             progress.on_metrics("trainer", 20, data)
         shown = text.getvalue()
-        assert all(word in shown for word in (*words, "2.0e-07", "20/80", "the sum is \\x1b[31m3", "[b]1+2=[/b]"))
+        assert all(
+            word in shown
+            for word in (
+                *words,
+                "2.0e-07",
+                "20/80",
+                "剩余" if is_chinese else "ETA",
+                "the sum is \\x1b[31m3",
+                "[b]1+2=[/b]",
+            )
+        )
         assert "x" * 40 in shown and "x" * 100 not in shown and "\x1b[31m" not in shown
 
 

@@ -15,15 +15,15 @@ from tests.prepared_command import program
 # "Put this into `run.yaml`:" directly above a block; commands are blocks of bash.
 STEP = re.compile(r"^(?:[^\n]*`([\w./-]+\.\w+)`[^`\n]*:\n\n)?```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 280
-# What a reader does with a network, an account, a cluster or a browser.
+# What a reader does with a network, an account, a cluster, a browser or a second terminal, or looks at the machine.
 NOT_RUN = (
-    "docker ", "export ", "git clone ", "kubectl ", "make ", "nvidia-smi", "pip ", "python3 -m venv", "ray ", "sbatch ",
-    "tensorboard ", "wandb ", "cd trinity", ".venv/bin/pip ",
+    ".venv/bin/", "cd trinity", "docker ", "export ", "git clone ", "kubectl ", "make ", "nvidia-smi", "pip ",
+    "python3 -m venv", "sbatch ", "tensorboard ", "trinity debug ", "trinity doctor", "wandb ",
 )  # fmt: skip
 
 
-def follow(page: Page, folder: Path, **environment: str) -> dict[str, str]:
-    """Follow a page in a folder; return what each line of its commands printed.
+def follow(page: Page, folder: Path, *, only: str = "", **environment: str) -> dict[str, str]:
+    """Follow a page in a folder, or run one of its lines alone; return what each line printed.
 
     Raises:
         AssertionError: a command failed, with all that it printed.
@@ -38,6 +38,8 @@ def follow(page: Page, folder: Path, **environment: str) -> dict[str, str]:
         for name, language, code in STEP.findall(page.text):
             if language == "bash":
                 for line in commands(code):
+                    if only and line != only:
+                        continue
                     said[line] = _run(line, folder, variables)
             elif name:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,17 @@ ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 # Pages whose commands run one after the other, by tests of their own.
-FOLLOWED = ("evaluation", "gsm8k", "monitoring", "own-data", "quickstart", "sft-grpo-lora")
+FOLLOWED = (
+    "evaluation",
+    "gsm8k",
+    "monitoring",
+    "own-data",
+    "quickstart",
+    "recipes",
+    "rewards",
+    "sft-grpo-lora",
+    "troubleshooting",
+)
 
 
 @dataclass(frozen=True)

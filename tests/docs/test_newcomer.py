@@ -95,7 +95,7 @@ def test_the_exported_model_loads_and_is_the_trained_one(newcomer: Newcomer) -> 
 def test_the_page_on_monitoring_reads_the_run(newcomer: Newcomer) -> None:
     said = follow(page("docs/monitoring.md"), newcomer.folder)
     assert "units" in said["trinity runs checkpoints"]
-    assert json.loads(said["trinity status checkpoints/own/units --json"])["state"] == "done"
+    assert json.loads(said["trinity status checkpoints/own/units --json"])["status"] == "done"
     assert "task 3/6" in said["trinity show checkpoints/own/units --task 3/6"]
 
 
@@ -115,3 +115,9 @@ def test_the_page_on_evaluation_evaluates_the_checkpoints(newcomer: Newcomer) ->
         output = next(said[line] for line in said if line.endswith(f"unit {k}"))
         assert f"pass@{k} {value:.4f} over 20 tasks" in output
     assert "'unit'" in said["python evaluate.py"]
+
+
+@pytest.mark.parametrize("name", ["recipes", "troubleshooting"])
+def test_the_commands_of_a_page_work_on_the_newcomers_file(newcomer: Newcomer, name: str) -> None:
+    said = follow(page(f"docs/{name}.md"), newcomer.folder)
+    assert said and all(output.strip() for output in said.values())

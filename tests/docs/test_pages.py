@@ -156,3 +156,4 @@ def test_pages_stand_alone(page: Page) -> None:
     # Defaults of veRL and of the monitor MLflow.
     text = page.text.replace("`/tmp/rollout_dump`", "").replace("`http://localhost:5000`", "")
     assert not re.search(r"(^|[\s`(\"])/(work|tmp|home|root|mnt)/|\bTODO\b|https?://localhost", text)
+    assert not re.search(r"^(<{7}|>{7}) ", text, flags=re.MULTILINE), "a merge left its marks"

@@ -18,7 +18,7 @@ INSTEAD = {
     r"amounts? to": "is, means; its summary",
     r"(?:has )?becom(?:e|es) of|became of": "happens to, happened to",
     r"go(?:es)? on|going on|went on": "continues, resumes",
-    r"which is told|(?:is|are) told(?=[ ]?[(,.;|])": "is reported",
+    r"which is told|(?:is|are) told(?=[ ]?[(][EW])": "is reported",
     r"need not be waited for": "may be abandoned",
     r"ends? the run in order": "shuts down cleanly",
     r"does not pass for bad luck": "usually means",

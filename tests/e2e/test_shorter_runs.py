@@ -158,7 +158,9 @@ def test_a_reward_that_always_raises_leaves_nothing_behind_that_counts_as_done(
     )
     good = [{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
     made.write_rows([row | {"answer": "none"} for row in good])
-    with pytest.raises(Exception, match="no run of 3 batches of tasks in a row was completed.*LookupError: no answer"):
+    with pytest.raises(
+        Exception, match="no rollout of 3 batches of tasks in a row was completed.*LookupError: no answer"
+    ):
         run(made, failing=failing)
     assert not list(made.job.glob("global_step_*"))
     assert not (made.job / "metrics.jsonl").exists() or not made.lines("trainer")

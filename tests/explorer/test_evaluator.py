@@ -68,6 +68,21 @@ def test_no_completed_run_gives_no_numbers() -> None:
     assert eval_metrics({}, 4) == {}
 
 
+def test_detailed_metrics_are_the_distribution_over_the_tasks() -> None:
+    """Means of the tasks are 0, 0.5 and 1; their tenth percentile lies a fifth of the way from 0 to 0.5."""
+    values = {0: [0.0, 0.0], 1: [0.0, 1.0], 2: [1.0, 1.0]}
+    plain, detailed = eval_metrics(values, 2), eval_metrics(values, 2, is_detailed=True)
+    assert plain == {name: detailed[name] for name in plain}
+    added = {name: value for name, value in detailed.items() if name not in plain and name.startswith("mean@2/")}
+    assert added == pytest.approx(
+        {
+            "mean@2/mean": 0.5, "mean@2/max": 1.0, "mean@2/min": 0.0, "mean@2/std": math.sqrt(1 / 6),
+            "mean@2/p10": 0.1, "mean@2/p50": 0.5, "mean@2/p90": 0.9,
+        }
+    )  # fmt: skip
+    assert not [name for name in detailed if name.startswith("stderr@2/")]
+
+
 def evaluate(rollouts: Rollouts, *tasksets: EvalTaskset) -> dict[str, float]:
     async def scenario() -> dict[str, float]:
         async with rollouts.scheduler(is_deterministic=True, max_retry_times=0) as scheduler:

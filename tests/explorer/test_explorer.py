@@ -125,7 +125,7 @@ def test_what_failed_entirely_is_explored_when_the_reward_works_again(rollouts: 
     job = Job(tmp_path, rollouts, workflow="test_scripted", rows=[{"question": "q", "act": "ok"} for _ in range(8)])
     job.sections = {"deterministic": False, "explorer": {"eval_on_startup": False, "eval_interval": None}}
     job.rows = [{"question": "q", "act": "raise"} for _ in range(8)]
-    with pytest.raises(WorkflowError, match="E5130|no run of 3 batches"):
+    with pytest.raises(WorkflowError, match="E5130|no rollout of 3 batches"):
         job.run()
     with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
         assert store.finished_step("exps", "explorer", run=store_scope(job.config())["run"]) == 0
@@ -150,14 +150,14 @@ def test_a_later_evaluation_that_failed_entirely_is_told(rollouts: Rollouts, tmp
     job.sections["explorer"] = {"eval_on_startup": False, "eval_interval": 1}
     with caplog.at_level(logging.WARNING, logger="trinity.explorer"):
         assert job.run().step == 1
-    assert "no run of the taskset 'held_out' was completed" in caplog.text
+    assert "no rollout of the taskset 'held_out' was completed" in caplog.text
 
 
 def test_three_batches_without_a_completed_run_are_an_error(rollouts: Rollouts, tmp_path: Path) -> None:
     rows = [{"question": "q", "act": "raise"} for _ in range(8)]
     job = Job(tmp_path, rollouts, rows=rows, workflow="test_scripted")
     job.sections["explorer"] = {"eval_on_startup": False}
-    with pytest.raises(WorkflowError, match=r"no run of 3 batches of tasks .*scripted.py:\d+"):
+    with pytest.raises(WorkflowError, match=r"no rollout of 3 batches of tasks .*scripted.py:\d+"):
         job.run()
     with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
         assert store.producers_open("exps", **store_scope(job.config())) == 1  # a failure is no normal end

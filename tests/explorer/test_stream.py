@@ -106,7 +106,7 @@ def test_tasks_that_fail_leave_room_for_others_and_steps_of_which_nothing_came_a
 
 def test_three_steps_of_tasks_without_a_completed_run_are_an_error(rollouts: Rollouts, tmp_path: Path) -> None:
     job = streamed(tmp_path, rollouts, [{"act": "raise"}] * 8)
-    with pytest.raises(WorkflowError, match="no run of 3 batches") as found:
+    with pytest.raises(WorkflowError, match="no rollout of 3 batches") as found:
         job.run()
     assert found.value.code == "E5130" and not job.seen
 

@@ -14,7 +14,8 @@ from tests.e2e.tiny_run import TinyRun
 from tests.manager.test_studio import job
 from tests.manager.test_viewer import Serving
 from tests.summary.test_shown import SUMMARY
-from trinity.manager.studio.words import LANGUAGES, WORDS
+from trinity.manager.language import LANGUAGES
+from trinity.manager.studio.words import WORDS
 from trinity.summary.curves import StageCurves
 from trinity.summary.page import page
 from trinity.summary.picture import drawn, panels_of

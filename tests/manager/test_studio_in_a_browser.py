@@ -35,7 +35,7 @@ FIELDS = {
 }
 
 
-# What can be learnt in seconds: after 30 steps nearly every character is a digit.
+# What can be learned in seconds: after 30 steps nearly every character is a digit.
 REWARD = '''
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
 

@@ -24,6 +24,7 @@ from trinity.manager.viewer.words import WORDS
 QUESTION = "What is 17 + 25?"
 ANSWERS = ("17 + 25 = 42", "17 + 25 = 32", "42", "it is 52, as 7 + 5 = 12")
 """Of one task; the first and the third are right."""
+MARKED = ":red[x] **b** <img src=x>"
 CHOSEN = 3
 """Id of the third answer."""
 
@@ -53,7 +54,7 @@ def answers(folder: Path) -> list[Experience]:
             )
         )
     hostile = rows(1)[0]
-    hostile.eid, hostile.prompt_text = EID(2, 0, 0, 0), HOSTILE
+    hostile.eid, hostile.prompt_text = EID(2, 0, 0, 0, suffix=MARKED), HOSTILE
     hostile.tokens[2] = tokenizer.convert_tokens_to_ids(HOSTILE)
     hostile.metrics, hostile.info = {"<img src=x onerror='window.ran=1'>": 1.0, "**part**": 0.0}, {HOSTILE: HOSTILE}
     return [*made, hostile]
@@ -150,7 +151,13 @@ def test_what_a_model_wrote_is_text_in_the_browser(viewing: tuple[Serving, Brows
         found = json.loads(browser.run(_FOUND))
         assert found == {"ran": False, "foreign": [], "images": 0, "formulas": 0, "hidden": False}, section
     show(browser, "Trajectory")
-    assert SEEN.replace("\ufffd", "") in browser.text().replace("\ufffd", "")
+    seen = SEEN.replace("\ufffd", "")
+    browser.wait(lambda: browser.text().replace("\ufffd", "").count(seen) == 2, "prompt and response")
+    chosen = (
+        "return [...document.querySelectorAll('[data-testid=stSelectbox] *')].map(each => each.value || each.innerText)"
+    )
+    shown = str(browser.run(chosen))
+    assert MARKED in shown, "in the list as well"
 
 
 _FOUND = """

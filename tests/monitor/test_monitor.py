@@ -233,7 +233,7 @@ def test_an_unknown_monitor_names_the_nearest(tmp_path: Path) -> None:
         make(tmp_path, "wanbd")
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
 def test_a_missing_package_names_its_extra(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, f"{name}.entities", None)
@@ -242,7 +242,7 @@ def test_a_missing_package_names_its_extra(tmp_path: Path, name: str, monkeypatc
 
 
 def test_default_arguments_are_those_of_the_table_of_contents() -> None:
-    for name in ("tensorboard", "wandb", "mlflow"):
+    for name in ("tensorboard", "wandb", "mlflow", "swanlab", "prometheus"):
         assert MONITOR.get(name).default_args() == MONITOR.contents[name].args
 
 

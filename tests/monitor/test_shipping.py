@@ -136,7 +136,8 @@ def test_a_place_that_was_away_gets_what_it_missed_in_order(tmp_path: Path, caug
     assert values("x") == [0, 1, 2, 3, 4, 5] and monitor.num_failures == 0
     assert len(caught) == 1
     assert (
-        "monitor recording cannot be reached; the run goes on, metrics.jsonl has every metric, and what is" in caught[0]
+        "monitor recording cannot be reached; the run continues, metrics.jsonl has every metric, and what is"
+        in caught[0]
     )
     assert "no route" in caught[0]
 
@@ -206,6 +207,7 @@ def test_a_damaged_state_begins_anew(tmp_path: Path, content: str) -> None:
 def test_a_place_that_hangs_keeps_neither_the_run_nor_its_end_waiting(
     tmp_path: Path, caught: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(background, "START_S", 0.3)
     monkeypatch.setattr(background, "CLOSE_S", 0.3)
     released = threading.Event()
     monkeypatch.setattr(Recording, "log_line", lambda *_: released.wait(60))

@@ -34,12 +34,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[WandbServer]:
+    import wandb
+
+    wandb.teardown()  # it has read the environment of the tests before, which were offline
     with wandb_server() as running:
         yield running
 
 
 @pytest.fixture
-def anew() -> Iterator[None]:
+def again() -> Iterator[None]:
     """W&B reads the environment once in a process."""
     import wandb
 
@@ -164,7 +167,7 @@ def test_a_run_that_was_deleted_at_the_server_begins_anew(tmp_path: Path, server
     assert column(only_run(server, "gone"), "x") == [0, 1]
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("again")
 def test_arguments_override_the_environment(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +181,7 @@ def test_arguments_override_the_environment(
     assert len(server.keys - {""}) == 1
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("again")
 def test_a_run_without_a_network_lies_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for actor in ("explorer", "trainer"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -85,6 +86,14 @@ class Run:
         return [{k: v for k, v in row.items() if k != "time" and not k.startswith(("time/", "perf/"))} for row in rows]
 
 
+def tokens_so_far(run: Run) -> list[float]:
+    """Return `perf/trained_tokens` of each step, which adds up what each of them trained."""
+    rows = [json.loads(line) for line in (run.job / "metrics.jsonl").read_text().splitlines()]
+    totals = [row["perf/trained_tokens"] for row in rows]
+    assert totals == list(itertools.accumulate(row["perf/total_num_tokens"] for row in rows))
+    return totals
+
+
 def live_weights(run: Run) -> Mapping[str, Tensor]:
     """Return the weights of a run's only worker, which the next step changes."""
     assert isinstance(run.trainer.backend, LocalBackend)
@@ -147,6 +156,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
     assert summary.step == 6 and second.trainer.resume == second.job / "global_step_3"
     assert_equal_bits(final_state(whole), final_state(second))
     assert whole.lines() == second.lines() and len(second.lines()) == 6
+    assert tokens_so_far(whole) == tokens_so_far(second)
 
 
 def test_ledger_holds_every_step_and_loses_nothing(make_config: Maker, tmp_path: Path) -> None:

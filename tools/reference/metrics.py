@@ -14,13 +14,14 @@ TEXTS = {
 Every metric that a run writes: unit, formula, what a healthy run shows, and its name in TRL and veRL where that differs.
 Made by `python -m tools.reference`; `trinity explain actor/kl_loss` says the same of one metric on the terminal.
 
-Metrics are lines of `metrics.jsonl` in the job folder: `actor`, `seq`, `step`, `time` and the values. TensorBoard, Weights &
-Biases and MLflow show them under the same names; `monitor.verl_names: true` adds veRL's.
+Metrics are lines of `metrics.jsonl` in the job folder: `actor`, `seq`, `step`, `time` and the values. [Trackers](monitoring.md#trackers)
+show them under the same names; `monitor.verl_names: true` adds veRL's.
 
 **Two step axes.** A line of the explorer counts explore steps (a batch of tasks), one of the trainer counts training steps
 (a batch of rollouts). With different `synchronizer.explorer_sync_interval` and `synchronizer.trainer_sync_interval` they
 advance at different speeds, so compare curves of the two by time, or by `rollout/model_version`, which is the training
-step of the weights that explored. Names that end in `{mean,max,min}` are three metrics.
+step of the weights that explored. Names that end in `{mean,max,min}` are three metrics; `monitor.detailed_stats: true`
+adds `std`, `p10`, `p50` and `p90` to those of rollouts, lengths and evaluations.
 
 **What to look at first.** `rollout/reward/mean` and `eval/<taskset>/<metric>/mean@<n>` should rise.
 `rollout/frac_reward_zero_std` says how many tasks teach nothing, `actor/entropy_loss` whether the policy collapses,
@@ -47,13 +48,14 @@ places: the second is always one more.""",
 一次运行写出的每个指标：单位、公式、健康的运行是什么样，以及在 TRL 和 veRL 中不同的名字。
 由 `python -m tools.reference` 生成；`trinity explain actor/kl_loss` 在终端上说明单个指标。
 
-指标是作业目录中 `metrics.jsonl` 的行：`actor`、`seq`、`step`、`time` 和各个值。TensorBoard、Weights & Biases 和 MLflow
+指标是作业目录中 `metrics.jsonl` 的行：`actor`、`seq`、`step`、`time` 和各个值。[记录工具](monitoring.zh.md#记录工具)
 以同样的名字显示；`monitor.verl_names: true` 再加上 veRL 的名字。
 
 **两种步。** explorer 的行以探索步（一批任务）计数，trainer 的行以训练步（一批 rollout）计数。
 `synchronizer.explorer_sync_interval` 与 `synchronizer.trainer_sync_interval` 不同时，两者推进的速度不同，
 所以比较两边的曲线要按时间，或按 `rollout/model_version`，即用于探索的权重所在的训练步。
-以 `{mean,max,min}` 结尾的名字是三个指标。
+以 `{mean,max,min}` 结尾的名字是三个指标；`monitor.detailed_stats: true` 给 rollout、长度和评测的指标再加上
+`std`、`p10`、`p50` 和 `p90`。
 
 **先看什么。** `rollout/reward/mean` 和 `eval/<taskset>/<metric>/mean@<n>` 应当上升。
 `rollout/frac_reward_zero_std` 说明有多少任务学不到东西，`actor/entropy_loss` 说明策略是否坍缩，

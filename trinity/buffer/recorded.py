@@ -74,7 +74,9 @@ def tokenized(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> Tok
     elif not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
         reason = f"it has the token {max(tokens)}, and the tokenizer knows {len(tokenizer)}"
     if reason is not None:
-        raise DataError(f"experience {experience.eid.uid} cannot be imitated: {reason}", code="E4025")
+        raise DataError(
+            f"experience {experience.eid.uid} cannot be trained on as a demonstration: {reason}", code="E4025"
+        )
     return TokenizedRow(tokens, experience.prompt_length, mask)
 
 

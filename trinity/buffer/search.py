@@ -8,7 +8,7 @@ or the time is over; then the search says where it has stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +23,8 @@ MOST = 2_000
 SECONDS = 0.3
 _FIRST_BLOCK = 256
 _BLOCK_S = (0.02, 0.05)  # a shorter block is followed by one twice as long, a longer one by half of it
-_MOST_NAMED = 8_192  # ids in one statement
+_LARGEST_BLOCK = 8_192  # of a part of the log that is read row by row
 _SCOPE = ("run", "stage", "buffer")
-_Newest = Callable[[int | None, int], list[int]]
-"""Gives the largest ids that an index has: those below one, and how many."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,17 @@ def search(session: Session, wanted: Wanted, *, most: int = MOST, seconds: float
     if wanted.step is not None:
         ids = [number for each in _of_step(session, wanted) for number in session.scalars(each.limit(most + 1))]
     elif wanted.task and wanted != Wanted(task=wanted.task, below=wanted.below):
-        return _along(session, wanted, _of_task(session, wanted), most=most, deadline=time.monotonic() + seconds)
+        parts = [row.task_id == wanted.task]
+        return _along(session, wanted, parts, most=most, deadline=time.monotonic() + seconds)
     elif wanted.reason:
-        return _along(session, wanted, _dropped(session, wanted), most=most, deadline=time.monotonic() + seconds)
+        parts = list(_of_states(session, replace(wanted, states=(DROPPED,))))
+        return _along(session, wanted, parts, most=most, deadline=time.monotonic() + seconds)
     elif wanted.is_loose:
         return _backwards(session, wanted, most=most, deadline=time.monotonic() + seconds)
     elif wanted.run or wanted.buffer or wanted.states:
         below = () if wanted.below is None else (row.id < wanted.below,)
-        parts = (newest.where(each, *below) for each in _of_states(session, wanted))
-        ids = [number for part in parts for number in session.scalars(part)]
+        asked = (newest.where(each, *below) for each in _of_states(session, wanted))
+        ids = [number for each in asked for number in session.scalars(each)]
     else:
         ids = list(session.scalars(newest.where(*wanted.conditions())))
     ids = sorted(set(ids), reverse=True)
@@ -90,13 +90,23 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
     return Found(ids)
 
 
-def _along(session: Session, wanted: Wanted, newest: _Newest, *, most: int, deadline: float) -> Found:
-    """Return the experiences of an index that meet the other conditions, too.
+def _along(
+    session: Session, wanted: Wanted, parts: Sequence[ColumnElement[bool]], *, most: int, deadline: float
+) -> Found:
+    """Return the rows of some ranges of an index that meet the other conditions.
 
-    The index gives the next ones, and those are looked at: however many it has, a block is short.
+    The newest of them are looked at block by block: however many there are, a block is short.
     """
     row, rest = ExperienceModel, replace(wanted, task="", below=None).conditions(is_read=True)
-    upper = wanted.below or next(iter(newest(None, 1)), 0) + 1
+    asked = select(row.id, and_(*rest)).order_by(row.id.desc())
+
+    def newest(below: int | None, size: int) -> list[tuple[int, bool]]:
+        older = () if below is None else (row.id < below,)
+        blocks = (session.execute(asked.where(part, *older).limit(size)) for part in parts)
+        found = [(number, bool(is_wanted)) for block in blocks for number, is_wanted in block]
+        return sorted(found, reverse=True)[:size] if len(parts) > 1 else found
+
+    upper = wanted.below or next((number for number, _ in newest(None, 1)), 0) + 1
     size, ids = _FIRST_BLOCK, list[int]()
     while True:
         started = time.monotonic()
@@ -105,31 +115,10 @@ def _along(session: Session, wanted: Wanted, newest: _Newest, *, most: int, dead
         block = newest(upper, size)
         if not block:
             return Found(ids)
-        ids += session.scalars(select(row.id).where(row.id.in_(block), *rest).order_by(row.id.desc()))
+        ids += [number for number, is_wanted in block if is_wanted]
         if len(ids) > most:
             return Found(ids[:most], ids[most - 1])
-        upper, size = block[-1], min(_next_size(size, time.monotonic() - started), _MOST_NAMED)
-
-
-def _of_task(session: Session, wanted: Wanted) -> _Newest:
-    return lambda below, size: _first(session, ExperienceModel.task_id == wanted.task, below=below, size=size)
-
-
-def _dropped(session: Session, wanted: Wanted) -> _Newest:
-    parts = list(_of_states(session, replace(wanted, states=(DROPPED,))))
-
-    def newest(below: int | None, size: int) -> list[int]:
-        found = (number for part in parts for number in _first(session, part, below=below, size=size))
-        return sorted(found, reverse=True)[:size]
-
-    return newest
-
-
-def _first(session: Session, part: ColumnElement[bool], *, below: int | None, size: int) -> list[int]:
-    """Return the largest ids of a range of an index."""
-    row = ExperienceModel
-    older = () if below is None else (row.id < below,)
-    return list(session.scalars(select(row.id).where(part, *older).order_by(row.id.desc()).limit(size)))
+        upper, size = block[-1][0], min(_next_size(size, time.monotonic() - started), _LARGEST_BLOCK)
 
 
 def _next_size(size: int, spent: float) -> int:

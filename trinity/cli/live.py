@@ -18,9 +18,10 @@ from rich.text import Text as RichText
 
 from trinity.monitor import headline
 from trinity.summary.words import LIVE, Text
+from trinity.utils.printable import printable
 
 if TYPE_CHECKING:
-    from trinity.launch.samples import Rollout
+    from trinity.launch.samples import LatestRollout
 
 SMOOTHING = 0.2
 MOST_CHARACTERS = 200
@@ -92,10 +93,10 @@ class LiveDisplay:
 
     def __init__(self, console: Console, stage: str, *, total: int | None, is_chinese: bool) -> None:
         self._is_chinese = is_chinese
-        self._bar = _new_bar(console)
+        self._bar = _new_bar(console, in_language(LIVE["left"], is_chinese=is_chinese).format("").strip())
         self._task = self._bar.add_task(stage, total=total)
         self._figures, self._note = "", ""
-        self._rollouts: list[Rollout] = []
+        self._rollouts: list[LatestRollout] = []
         self._live = Live(console=console, get_renderable=self._shown, refresh_per_second=4)
         self._live.start()
 
@@ -108,7 +109,7 @@ class LiveDisplay:
         self._bar.update(self._task, completed=step)
         self._figures = figures
 
-    def show_rollouts(self, rollouts: Sequence[Rollout], note: str) -> None:
+    def show_rollouts(self, rollouts: Sequence[LatestRollout], note: str) -> None:
         """Show rollouts, or why there are none."""
         self._rollouts, self._note = list(rollouts), note
 
@@ -127,7 +128,7 @@ class LiveDisplay:
         return Group(*parts)
 
 
-def rollout_table(rollouts: Sequence[Rollout], *, is_chinese: bool) -> Table:
+def rollout_table(rollouts: Sequence[LatestRollout], *, is_chinese: bool) -> Table:
     """Return rollouts as a table of one line each."""
     table = Table(
         title=in_language(LIVE["latest"], is_chinese=is_chinese), title_justify="left", expand=True, show_edge=False
@@ -142,7 +143,7 @@ def rollout_table(rollouts: Sequence[Rollout], *, is_chinese: bool) -> Table:
     return table
 
 
-def rollout_line(rollout: Rollout, *, is_chinese: bool) -> str:
+def rollout_line(rollout: LatestRollout, *, is_chinese: bool) -> str:
     """Return a rollout as plain text on one line."""
     facts = [
         f"{in_language(LIVE[name], is_chinese=is_chinese)} {number:.3f}"
@@ -156,7 +157,7 @@ def rollout_line(rollout: Rollout, *, is_chinese: bool) -> str:
 def one_line(text: str) -> str:
     """Return a text on one line; what a terminal would obey is escaped."""
     cut = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
-    return "".join(" " if c in "\n\t" else c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+    return printable(cut).replace("\n", " ").replace("\t", " ")
 
 
 def in_language(text: Text, *, is_chinese: bool) -> str:
@@ -164,12 +165,13 @@ def in_language(text: Text, *, is_chinese: bool) -> str:
     return text.zh if is_chinese else text.en
 
 
-def _new_bar(console: Console) -> RichProgress:
+def _new_bar(console: Console, left: str) -> RichProgress:
     return RichProgress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn(left),
         TimeRemainingColumn(),
         console=console,
         auto_refresh=False,

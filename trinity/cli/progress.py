@@ -18,7 +18,7 @@ from trinity.summary.words import is_chinese as reads_chinese
 
 if TYPE_CHECKING:
     from trinity.common.config import StagePlan
-    from trinity.launch.samples import Rollout
+    from trinity.launch.samples import LatestRollout
 
 PLAIN_INTERVAL_S = 5.0
 ROLLOUTS_INTERVAL_S = 5.0
@@ -26,7 +26,7 @@ PLAIN_ROLLOUTS_INTERVAL_S = 30.0
 READING_S = 5.0
 NUM_ROLLOUTS = 4
 
-Reader = Callable[[], "list[Rollout]"]
+Reader = Callable[[], "list[LatestRollout]"]
 
 
 class Progress:
@@ -158,7 +158,7 @@ class Progress:
 
     def _read(self, reader: Reader) -> None:
         """Show the latest rollouts, or why they cannot be read."""
-        found: list[Rollout] = []
+        found: list[LatestRollout] = []
         note = ""
         try:
             found = reader()

@@ -9,17 +9,17 @@ from __future__ import annotations
 WRONG = "wrong: the run would compute something else than what is written, or could not compute it"
 LOST = "lost: something that is written, trained or measured would be lost or written over"
 IGNORED = "ignored: what is written would not be done"
-UNREADABLE = "unreadable: what is meant cannot be known"
+UNREADABLE = "unreadable: the meaning cannot be determined"
 MACHINE = "machine: something that the run needs is not there"
 DATA = "data: rows would be lost or misread"
-FAILED = "failed: something broke while the run went, and continuing would lose or invent something"
-NUMBERS = "numbers: the weights would be spoilt"
+FAILED = "failed: something broke during the run, and continuing would lose or invent something"
+NUMBERS = "numbers: the weights would be damaged"
 CHECKPOINT = "checkpoint: the run would continue from something else"
 SHARED = "shared: two processes would write the same files"
 SAME = "same: what is done instead, or under another name, has the same result"
-IDLE = "idle: the key changes nothing in this run, and nothing that it asks for is missing"
+IDLE = "idle: the key has no effect in this run, and nothing that it asks for is missing"
 UNUSUAL = "unusual: it is done as written, and it may not be what is meant"
-UNSEEN = "unseen: what decides is not known here; the run checks it"
+UNSEEN = "unseen: this cannot be decided here; the run checks it"
 
 _OF_GROUP = {"1": WRONG, "3": MACHINE, "4": DATA, "5": FAILED, "6": NUMBERS, "7": CHECKPOINT, "8": SHARED}
 _ERRORS = {
@@ -49,12 +49,14 @@ _OWN = {code: reason for table in (_ERRORS, _WARNINGS) for reason, codes in tabl
 
 # What a code says whose message is put together in the run.
 MESSAGES = {
+    "E1706": "… of … must be given: there is no default for it",
     "E1836": "the rows or the heads of this model cannot be shared by … ranks of a sequence",
     "E1841": "… is …, but it follows from …: …",
     "E1842": "… does not fit the mixture of rollouts and demonstrations",
     "E1844": "expert_data_ratio must be at least 0 and below 1, and leave a rollout in every batch",
     "E1849": "the layers of this model cannot be divided into … pipeline stages",
     "E1850": "… is no bound or preset of a correction: …",
+    "E1852": "… does not fit policy_loss_fn …, …",
     "E1855": "the matrices of this model cannot be divided by … ranks",
     "E1856": "the model family … is not divided by matrices or layers here",
     "E1866": "the priority function … refuses its arguments: …",
@@ -70,7 +72,15 @@ MESSAGES = {
     "E3224": "… is set by the engine, or by another key: …",
     "E3906": "what the class … declares is computed, and it has to be read from the source",
     "E4061": "… has no experiences of a buffer …; it has those of: …",
+    "E5131": "evaluation: no rollout of the taskset … was completed; the commonest reason: …",
+    "E5221": "the reward cannot be taken: …",
     "E5604": "the torch engine does not serve the model family …: …",
+    "E5637": "… engines answer, and explorer.min_running_model_num is …; ask again later",
+    "E5663": "vLLM has not answered for … s: …",
+    "E5701": "the process of a component ended: …",
+    "E5803": "a model that an operator of Data-Juicer asks does not answer: …",
+    "E5804": "… is no operator or argument that Data-Juicer has: …",
+    "E7006": "checkpoint … has schema …, this version reads …; use the version of Trinity that wrote it",
     "W1706": "… of … is not given; the installed version of its package decides whether it must be",
     "W1841": "… is …, but it follows from …: …, which is used",
     "W1940": "… changes nothing here: …",

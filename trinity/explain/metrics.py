@@ -1,7 +1,7 @@
-"""What a metric means: unit, formula, step axis, healthy values, other names.
+"""What a metric means, from `metrics.yaml`.
 
-The file `metrics.yaml` has an entry for every metric that is written here, a family of them where a part of the name
-depends on the run.
+An entry has unit, formula, step axis, healthy values and names elsewhere. Every metric that is written here has one, a
+family of them where a part of the name depends on the run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from trinity.monitor.verl_names import SAME
 from trinity.summary.words import Text
 
 SPREAD = ("mean", "max", "min")
+DETAILED = ("std", "p10", "p50", "p90")
+"""Further ends with `monitor.detailed_stats`; what is evaluated has those of `SPREAD` then, too."""
+
 PARTS: Mapping[str, str] = {"<part>": "usual|expert", "<number>": r"\d+", "<n>": r"\d+", "<k>": r"\d+"}
 """What a placeholder stands for; all others for one part of a name."""
 
 ALIKE = (
     (r"bench/(.+)", r"eval/\1"),
     (r"eval/[^/]+/((?:.+_count|time/.+))", r"rollout/\1"),
-    (r"rollout/[^/]+/((?:finished_task_count|[^/]+/(?:mean|max|min)))", r"rollout/\1"),
+    (r"rollout/[^/]+/((?:finished_task_count|[^/]+/(?:mean|max|min|std|p[159]0)))", r"rollout/\1"),
     (r"sample/expert_(overlong_count|quarantined_row_count)", r"sample/\1"),
 )
 """Names that mean the same as others, of another set of tasks or rows."""
@@ -95,11 +98,12 @@ class Metric:
     def _pattern(self) -> re.Pattern[str]:
         words = re.split(r"(<\w+>)", self.name)
         parts = [f"(?:{PARTS.get(word, '[^/]+')})" if word.startswith("<") else re.escape(word) for word in words]
-        return re.compile("".join(parts) + (f"(?:/(?:{'|'.join(SPREAD)}))?" if self.spread else ""))
+        ends = f"(?:/(?:{'|'.join((*SPREAD, *DETAILED))}))?" if self.spread or "@" in self.name else ""
+        return re.compile("".join(parts) + ends)
 
 
 @dataclass(frozen=True)
-class Group:
+class MetricGroup:
     """Metrics that belong together.
 
     Attributes:
@@ -116,16 +120,16 @@ class Group:
 
 
 @functools.cache
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[MetricGroup, ...]:
     """Return all metrics by group."""
     text = files(__package__).joinpath("metrics.yaml").read_text(encoding="utf-8")
     return tuple(_group(row) for row in yaml.safe_load(text))
 
 
 def find(name: str) -> Metric | None:
-    """Return the metric that a written name is of, the one with the fewest placeholders; None: it is unknown.
+    """Return the metric that a written name is of; None: it is unknown.
 
-    One that only fits names which plugins choose is found as well, last of all.
+    Of several it is the one with the fewest placeholders. One of names that plugins choose is found last of all.
     """
     fitting = [metric for metric in _metrics() if metric.fits(name) or name == metric.name]
     ours = [metric for metric in fitting if not metric.is_open]
@@ -199,9 +203,9 @@ def _metrics() -> Iterator[Metric]:
         yield from group.metrics
 
 
-def _group(row: Mapping[str, Any]) -> Group:
+def _group(row: Mapping[str, Any]) -> MetricGroup:
     steps = row["steps"]
-    return Group(
+    return MetricGroup(
         Text(**row["part"]), Text(**row["about"]), steps, tuple(_metric(each, steps) for each in row["metrics"])
     )
 

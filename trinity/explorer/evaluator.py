@@ -136,7 +136,7 @@ class Evaluator:
             must_complete: a taskset of which no run is completed is an error, else a warning.
 
         Raises:
-            WorkflowError: no run of a taskset was completed (E5131).
+            WorkflowError: no rollout of a taskset was completed (E5131).
         """
         started = time.monotonic()
         metrics: dict[str, float] = {}
@@ -153,7 +153,7 @@ class Evaluator:
 
 def _tell_failed(name: str, result: BatchResult, *, is_error: bool) -> None:
     text = (
-        f"evaluation: no run of the taskset {name!r} was completed; the commonest reason: {result.reasons()[0]}; "
+        f"evaluation: no rollout of the taskset {name!r} was completed; the commonest reason: {result.reasons()[0]}; "
         "correct its workflow or reward function, or explorer.max_timeout"
     )
     if is_error:

@@ -51,6 +51,7 @@ def rollout_metrics(result: BatchResult, *, is_detailed: bool = False) -> dict[s
     summarize = detailed_summary if is_detailed else summary
     for name, by_task in sorted(values_by_task(result).items()):
         metrics |= summarize(f"rollout/{name}", [mean(runs) for _, runs in sorted(by_task.items())])
+    metrics |= tie_metrics(result)
     experiences = result.experiences
     metrics |= outcome_counts(result, "rollout")
     metrics |= truncation_counts(experiences, "rollout")
@@ -64,6 +65,17 @@ def rollout_metrics(result: BatchResult, *, is_detailed: bool = False) -> dict[s
     if result.wall_s > 0:
         metrics["perf/rollout_tokens_per_s"] = generated / result.wall_s
     return metrics
+
+
+def tie_metrics(result: BatchResult) -> dict[str, float]:
+    """Return `rollout/frac_reward_zero_std`.
+
+    It is the share of the tasks with several completed runs whose rewards are all equal; nothing without such tasks.
+    """
+    groups = [runs for runs in values_by_task(result).get("reward", {}).values() if len(runs) > 1]
+    if not groups:
+        return {}
+    return {"rollout/frac_reward_zero_std": mean([float(max(runs) == min(runs)) for runs in groups])}
 
 
 def taskset_metrics(result: BatchResult, names: Mapping[int, str], *, is_detailed: bool = False) -> dict[str, float]:

@@ -218,7 +218,7 @@ def tell_of_empty(step: int, result: BatchResult, *, num_empty: int, is_first: b
     """
     if num_empty >= MAX_EMPTY_BATCHES or (is_first and not has_more):
         raise WorkflowError(
-            f"explore step {step}: no run of {num_empty} batches of tasks in a row was completed; the commonest "
+            f"explore step {step}: no rollout of {num_empty} batches of tasks in a row was completed; the commonest "
             f"reason: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout: "
             "the same command then continues with the first of these tasks",
             code="E5130",

@@ -69,8 +69,8 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """What a run explored, as it is shown while the run is running.
+class LatestRollout:
+    """What a run explored, as it is shown while the run is live.
 
     Attributes:
         task: `batch/task`.
@@ -89,7 +89,7 @@ class Rollout:
     response: str
 
 
-def latest_rollouts(place: str, run: str, *, number: int) -> list[Rollout]:
+def latest_rollouts(place: str, run: str, *, number: int) -> list[LatestRollout]:
     """Return the newest rollouts of a run; none if it has none yet.
 
     Args:
@@ -112,8 +112,8 @@ def latest_rollouts(place: str, run: str, *, number: int) -> list[Rollout]:
         records.close()
 
 
-def rollouts_of(config: Config, *, number: int) -> Callable[[], list[Rollout]] | None:
-    """Return what reads the newest rollouts of a run while it is running.
+def rollouts_of(config: Config, *, number: int) -> Callable[[], list[LatestRollout]] | None:
+    """Return what reads the newest rollouts of a live run.
 
     None where none are kept in a database, or where the process that would read them is to import no torch: the driver
     of a run on Ray.
@@ -127,7 +127,7 @@ def rollouts_of(config: Config, *, number: int) -> Callable[[], list[Rollout]] |
         return None
     own, path = own_database(Path(config.checkpoint_job_dir)), str(buffer.path or "")
 
-    def read() -> list[Rollout]:
+    def read() -> list[LatestRollout]:
         if not own.exists() and "://" not in path:
             return []
         return latest_rollouts(str(own) if own.exists() else path, f"{config.project}/{config.name}", number=number)
@@ -135,10 +135,10 @@ def rollouts_of(config: Config, *, number: int) -> Callable[[], list[Rollout]] |
     return read
 
 
-def _rollout(row: ExperienceModel) -> Rollout:
+def _rollout(row: ExperienceModel) -> LatestRollout:
     sample = _sample(row)
     texts = row.prompt_text or "", row.response_text or ""
-    return Rollout(row.task_id, row.reward, sample.get("advantage"), row.model_version, *texts)
+    return LatestRollout(row.task_id, row.reward, sample.get("advantage"), row.model_version, *texts)
 
 
 def fates_of(job: Path, *, url: str | None = None) -> dict[str, Fates]:

@@ -84,7 +84,7 @@ class Draft:
             if inner is not None and not isinstance(inner, dict):
                 raise ConfigError(
                     f"`{dotted(path)}` cannot be written: `{dotted(path[:depth])}` is {inner!r} in the file, which is "
-                    "no section; mend the file, or load another one",
+                    "no section; correct the file, or load another one",
                     code="E1972",
                 )
             if inner is None:

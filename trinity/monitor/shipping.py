@@ -1,7 +1,7 @@
 """Sends the metrics of a job to a tracker, in a thread.
 
-What is sent is read from the files of the run: one process at a time does it for all actors, and another goes on where
-it ended. A tracker that does not answer delays nothing, and gets what it missed when it answers again.
+What is sent is read from the files of the run: one process at a time does it for all actors, and another continues
+where it ended. A tracker that does not answer delays nothing, and gets what it missed when it answers again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Shipper:
         metrics: the file of metrics.
         samples: the file of tables; the state of what was sent is kept beside it.
         guarded: runs a call of the tracker and reports its failure.
-        logger: for what the user is told.
+        logger: for messages to the user.
     """
 
     def __init__(
@@ -81,17 +81,18 @@ class Shipper:
     def close(self) -> None:
         """Stop, and wait for the end.
 
-        What is left after `background.CLOSE_S` seconds is told, and sent by the next start of the job.
+        What is left after `background.CLOSE_S` seconds is reported, and sent by the next start of the job.
         """
         self.stop()
         since = self._making_since
-        start_s = 0.0 if since is None else max(0.0, since + background.START_S - time.monotonic())
+        is_first = not self._pause_s  # a place that was away gets no further time to start
+        start_s = 0.0 if since is None or not is_first else max(0.0, since + background.START_S - time.monotonic())
         self._thread.join(background.CLOSE_S + start_s)
         self._is_left.set()
         if self._thread.is_alive() and self._lock is not None:
             self._guarded(self._name, self._count)
         elif self._thread.is_alive():
-            return  # another process sends, and goes on with it
+            return  # another process sends, and continues with it
         if self._num_left:
             self._logger.warning(
                 "%s does not answer: the run ends without it, %d calls were not sent; metrics.jsonl has every metric, "
@@ -145,7 +146,7 @@ class Shipper:
     def _tell_away(self, error: UnreachableError) -> None:
         if not self._pause_s:
             self._logger.warning(
-                "%s cannot be reached; the run goes on, metrics.jsonl has every metric, and what is missing is sent "
+                "%s cannot be reached; the run continues, metrics.jsonl has every metric, and what is missing is sent "
                 "when it answers: %s",
                 self._name,
                 error,
@@ -164,7 +165,7 @@ class Shipper:
         return self._lock is not None
 
     def _load(self) -> None:
-        """Read what was sent; a state that is damaged begins anew."""
+        """Read what was sent; a state that is damaged begins again."""
         try:
             self._take(json.loads(self._state_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, AttributeError):
@@ -225,7 +226,8 @@ class Shipper:
 
     def _tell_slow_start(self) -> None:
         self._logger.warning(
-            "%s has not answered for %g s; the run goes on without waiting for it, and metrics.jsonl has every metric",
+            "%s has not answered for %g s; the run continues without waiting for it, and metrics.jsonl has every "
+            "metric",
             self._name,
             background.START_S,
         )

@@ -10,7 +10,14 @@ from typing import ClassVar
 from trinity.monitor.backend import BackendConfig, MonitorBackend
 
 # Explorer and trainer both log these; in one run they are told apart by the actor's name before them.
-OF_SEVERAL = ("prompt_length/", "response_length/", "perf/sync_", "perf/fate/", "time/sync_weight")
+OF_SEVERAL = (
+    "prompt_length/",
+    "response_length/",
+    "perf/sync_bytes",
+    "perf/sync_gb_per_second",
+    "perf/fate/",
+    "time/sync_weight",
+)
 
 
 class UnreachableError(Exception):

@@ -77,7 +77,7 @@ class UnsentLines:
         return {"sent": dict(self.sent), "place": asdict(self._place)}
 
     def restart(self, sent: Mapping[str, float]) -> None:
-        """Begin anew, after what a place says it has of each actor."""
+        """Begin again, after what a place says it has of each actor."""
         self.sent, self._place = dict(sent), LinePlace()
 
     def read(self) -> list[LoggedCall]:

@@ -129,7 +129,7 @@ class Background(Generic[T]):
     def _left(self, status: int) -> None:
         """Take that the run cannot end, and would end the process."""
         self._error = DeadlineError(
-            f"the run stands still and was left behind with exit status {status}: asynchronous code of a workflow "
+            f"the run is blocked and was abandoned with exit status {status}: asynchronous code of a workflow "
             "blocks its event loop (the log says where); await what waits, and restart this process before another run",
             code="E5303",
         )

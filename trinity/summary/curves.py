@@ -212,9 +212,9 @@ def read_curves(job_dir: Path) -> StageCurves:
 
 
 class GrowingCurves:
-    """The curves of a running job; each line is read once.
+    """The curves of a live job; each line is read once.
 
-    Where the file was written again, as by a run that goes back to a checkpoint, it is read from its beginning.
+    Where the file was rewritten, as by a run that goes back to a checkpoint, it is read from its beginning.
 
     Args:
         job_dir: folder of the job.
@@ -222,9 +222,9 @@ class GrowingCurves:
 
     def __init__(self, job_dir: Path) -> None:
         self._file = job_dir / METRICS_FILE
-        self._begin_anew()
+        self._start_over()
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self._reader, self._curves = _Reader(), StageCurves()
         self._inode, self._offset, self._last = 0, 0, b""
 
@@ -233,10 +233,10 @@ class GrowingCurves:
         try:
             facts = os.stat(self._file)
         except FileNotFoundError:
-            self._begin_anew()
+            self._start_over()
             return self._curves
         if facts.st_ino != self._inode or self._before(self._offset) != self._last:
-            self._begin_anew()
+            self._start_over()
             self._inode = facts.st_ino
         lines, offset = metrics_after(self._file, self._offset)
         for line in lines:

@@ -41,6 +41,7 @@ class TrainerState:
         monitor: position in the metrics.
         reference: path and hash of the reference model; empty where none is loaded.
         served_versions: versions of the weights in `explorer/`.
+        num_tokens: tokens of all training steps until then.
         begun_from: checkpoint of another program that this one is a copy of: it has no position of ours and says
             nothing of the reference. Empty for one that a run of ours wrote.
     """
@@ -52,6 +53,7 @@ class TrainerState:
     monitor: dict[str, int] = field(default_factory=dict)
     reference: dict[str, str] = field(default_factory=dict)
     served_versions: tuple[int, ...] = ()
+    num_tokens: int = 0
     begun_from: str = ""
 
     def write(self, folder: Path) -> None:

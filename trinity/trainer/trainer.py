@@ -90,6 +90,7 @@ class Trainer:
         self.resume = resume
         self.runtime = runtime
         self.step = 0
+        self._num_tokens = 0
         self.run_name = f"{config.project}/{config.name}"
         self.checkpoints = CheckpointStore(Path(config.checkpoint_job_dir))
         self.uploads = CheckpointUploads.of(config)
@@ -133,7 +134,7 @@ class Trainer:
         config = self.config
         if self.tokenizer is None:
             self.tokenizer = load_tokenizer(config.model)
-        self.step = 0 if state is None else state.step
+        self.step, self._num_tokens = (0, 0) if state is None else (state.step, state.num_tokens)
         source = self._open_source(state)
         batch_size = config.buffer.train_batch_size
         self._total_steps = planned_steps(config, explore_steps)
@@ -299,6 +300,8 @@ class Trainer:
             metrics |= await self.backend.train_step(experiences, step)
         else:
             logger.warning("training step %d: no experience was left to train on, the weights stay", step)
+        self._num_tokens += int(metrics.get(headline.NUM_TOKENS, 0))
+        metrics["perf/trained_tokens"] = float(self._num_tokens)
         failpoint("train.after_step")
         metrics |= await self._source.commit(step, [exp.eid.uid for exp in experiences])
         await self._strategy.commit(step, experiences)
@@ -375,4 +378,5 @@ class Trainer:
             monitor=dict(self.monitor.state_dict()),
             reference=self.backend.reference(),
             served_versions=served_versions,
+            num_tokens=self._num_tokens,
         )

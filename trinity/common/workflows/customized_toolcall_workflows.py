@@ -85,7 +85,7 @@ class ToolCallWorkflow(AsyncSimpleWorkflow):
     def _wrong(self, column: str, wanted: str, got: Any) -> WorkflowError:
         return WorkflowError(
             f"the column {column!r} must hold {wanted}, got {got!r:.160}; the row's columns: "
-            f"{', '.join(map(str, self.raw_task))}; mend the row",
+            f"{', '.join(map(str, self.raw_task))}; correct the row",
             code="E5129",
         )
 

@@ -76,7 +76,7 @@ def ask(judge: Any, messages: list[dict[str, Any]], **sampling: Any) -> str:
         status = getattr(error, "status_code", None)
         how = type(error).__name__ + (f", status {status}" if status else "")
         raise WorkflowError(
-            f"the judge {judge.model_path} at {judge.base_url} did not answer: {how}; see that the service runs and "
+            f"the judge {judge.model_path} at {judge.base_url} did not answer: {how}; check that the service runs and "
             "knows the model and the key",
             code="E5126",
         ) from None
@@ -179,7 +179,7 @@ def rubric_of(task: Task) -> list[tuple[float, str]]:
         if not isinstance(text, str) or not isinstance(weight, int | float):
             raise WorkflowError(
                 f"the column 'rubric' must hold a list of {{'description': text, 'weight': number}}, got {row!r:.160}; "
-                "mend the row",
+                "correct the row",
                 code="E5127",
             )
         rubric.append((float(weight), text))

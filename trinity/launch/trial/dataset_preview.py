@@ -93,7 +93,7 @@ class DatasetPreview:
             first = self.bad[0]
             text = (
                 f"dataset {self.name!r}: {len(self.bad)} rows cannot be used, and a run leaves out {self.max_bad} at "
-                f"most ({KEYS.buffer.max_bad_row_ratio}): it would be refused; mend the rows, or raise the key"
+                f"most ({KEYS.buffer.max_bad_row_ratio}): it would be refused; correct the rows, or raise the key"
             )
             found.append(Finding(first.code, self.key, text))
         if self.num_repeated:

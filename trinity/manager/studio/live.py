@@ -1,4 +1,4 @@
-"""How a run is getting on: time left, speed, age of the data, and rollouts."""
+"""How a run is doing: time left, speed, age of the data and rollouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import streamlit as st
 from trinity.common.errors import TrinityError
 from trinity.launch.job import SAVED_CONFIG
 from trinity.launch.jobs import JobState
-from trinity.launch.samples import Rollout, latest_rollouts, place_of
+from trinity.launch.samples import LatestRollout, latest_rollouts, place_of
 from trinity.manager.language import in_language
 from trinity.manager.studio.words import word
 from trinity.manager.widgets import plain
@@ -27,7 +27,7 @@ Seen = tuple[str, int]
 
 
 def show_progress(job: JobState, curves: StageCurves) -> None:
-    """Show the figures of a running job."""
+    """Show the figures of a live run."""
     planned = {actor: steps for part in job.parts for actor, steps in part.planned.items()}
     left = time_left_s(job, curves)
     steps = ", ".join(f"{_step(job, actor)} / {total}" for actor, total in planned.items())
@@ -81,11 +81,11 @@ def show_rollouts(job: JobState, curves: StageCurves) -> None:
         st.dataframe(rows, hide_index=True)
 
 
-def _latest(folder: Path) -> list[Rollout]:
+def _latest(folder: Path) -> list[LatestRollout]:
     """Return the latest rollouts; read again once the run wrote metrics."""
     file = folder / METRICS_FILE
     seen: Seen = str(folder), file.stat().st_size if file.exists() else 0
-    known: tuple[Seen, list[Rollout]] | None = st.session_state.get("_rollouts")
+    known: tuple[Seen, list[LatestRollout]] | None = st.session_state.get("_rollouts")
     if known is None or known[0] != seen:
         place, run = _place(str(folder), (folder / SAVED_CONFIG).stat().st_mtime_ns)
         known = seen, latest_rollouts(place, run, number=NUM_ROLLOUTS)

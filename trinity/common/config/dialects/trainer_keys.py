@@ -220,7 +220,7 @@ TRAINER_KEYS: tuple[ForeignKey, ...] = (
         "monitor.verl_names",
         via="logger",
         kind="texts",
-        note="console and file are always there; tensorboard, wandb (`tracking`) and mlflow beside",
+        note="console and file are always there; tensorboard, wandb (`tracking`), mlflow and swanlab beside",
     ),
     honoured("trainer.nnodes", "cluster.node_num", via="devices", default=1),
     honoured(

@@ -91,7 +91,7 @@ def _check_feedback(resolution: Resolution, key: Key[DataSelectorConfig], *, is_
         resolution.problem(
             "W1903",
             key.selector_type,
-            f"`{key.selector_type}: {name}` learns nothing: no operator tells it the rewards of tasks",
+            f"`{key.selector_type}: {name}` learns nothing: no operator reports the rewards of tasks to it",
             involves=(OPERATORS,),
             suggestion=f"write `{OPERATORS}: [{{name: {TELLS_REWARDS}}}]`",
         )

@@ -160,7 +160,7 @@ def check_schedule(resolution: Resolution) -> None:
             resolution.problem(
                 "E1873",
                 key,
-                f"`{key}: {value}` follows the number of all training steps, which nobody knows when a buffer of "
+                f"`{key}: {value}` needs the number of all training steps, which is not known when a buffer of "
                 "experiences is trained in mode train",
                 involves=(KEYS.trainer.total_steps, KEYS.buffer.total_steps, KEYS.mode),
                 suggestion="write `trainer.total_steps`",
