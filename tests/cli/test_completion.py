@@ -51,7 +51,7 @@ def offered(*words: str, of: str = "bash") -> list[str]:
         (("run", "--set", "buffer.explorer_input.tasksets[1].default_workflow_type", "=", "math_w"), ["math_workflow"]),
         (("run", "run.yaml", "project"), ["project="]),
         (("run", "run.yaml", "monitor.monitor_ty"),
-         [f"monitor.monitor_type={name}" for name in ("mlflow", "tensorboard", "wandb")]),
+         [f"monitor.monitor_type={name}" for name in ("mlflow", "prometheus", "swanlab", "tensorboard", "wandb")]),
         (("algorithms", "reinforce"), ["reinforce_plus_plus_baseline", "reinforceplusplus"]),
         (("explain", "E120"), ["E1203", "E1204", "E1205"]),
         (("explain", "algorithm.repeat"), ["algorithm.repeat_times"]),

@@ -93,7 +93,7 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
 def _along(
     session: Session, wanted: Wanted, parts: Sequence[ColumnElement[bool]], *, most: int, deadline: float
 ) -> Found:
-    """Return the rows of some ranges of an index that meet the other conditions.
+    """Return the rows of ranges of an index that meet all conditions.
 
     The newest of them are looked at block by block: however many there are, a block is short.
     """
