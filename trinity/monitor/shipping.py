@@ -58,9 +58,7 @@ class Shipper:
         self._lock_file = samples.with_name(f".{monitor}.lock")
         self._lock: FileLock | None = None
         self._tracker: Tracker | None = None
-        self._is_new = (
-            True  # a run is shown at its tracker from its start; later it is opened for what there is to send
-        )
+        self._is_new = True  # shown at its place from the start; later the tracker is opened only to send something
         self._pause_s = 0.0
         self._making_since: float | None = None
         self._num_left = 0
