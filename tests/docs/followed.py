@@ -17,8 +17,8 @@ STEP = re.compile(r"^(?:[^\n]*`([\w./-]+\.\w+)`[^`\n]*:\n\n)?```(\w+)\n(.*?)^```
 TIMEOUT_S = 280
 # What a reader does with a network, an account, a cluster, a browser or a second terminal, or looks at the machine.
 NOT_RUN = (
-    ".venv/bin/", "cd trinity", "docker ", "export ", "git clone ", "kubectl ", "make ", "nvidia-smi", "pip ",
-    "python3 -m venv", "sbatch ", "tensorboard ", "trinity debug ", "trinity doctor", "wandb ",
+    ".venv/bin/", "cd trinity", "docker ", "export ", "git clone ", "kubectl ", "make ", "mlflow server", "nvidia-smi",
+    "pip ", "python3 -m venv", "sbatch ", "tensorboard ", "trinity debug ", "trinity doctor", "wandb ",
 )  # fmt: skip
 
 

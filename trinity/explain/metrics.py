@@ -31,9 +31,10 @@ ALIKE = (
     (r"bench/(.+)", r"eval/\1"),
     (r"eval/[^/]+/((?:.+_count|time/.+))", r"rollout/\1"),
     (r"rollout/[^/]+/((?:finished_task_count|[^/]+/(?:mean|max|min|std|p[159]0)))", r"rollout/\1"),
+    (r"experience_pipeline/[^/]+/(.+)", r"experience_pipeline/\1"),
     (r"sample/expert_(overlong_count|quarantined_row_count)", r"sample/\1"),
 )
-"""Names that mean the same as others, of another set of tasks or rows."""
+"""Names that mean the same as others, of another set of tasks or rows or of one operator."""
 
 WORDS = {
     "unit": Text("unit: ", "单位："),

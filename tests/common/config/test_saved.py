@@ -11,7 +11,7 @@ import yaml
 from tests.common.config.conftest import MINIMAL, Examine
 from tests.common.config.test_bad_input import find
 from tests.docs.pages import ROOT
-from trinity.catalogue import BUILT_IN
+from trinity.catalogue import catalogue_of
 from trinity.common.config import ConfigErrors, Finding, Plan, StagePlan, dump_config, examine, load_config
 from trinity.common.config.saved import WRITTEN
 
@@ -38,12 +38,14 @@ def test_a_saved_example_gives_the_values_and_warnings_of_the_example(
 ) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(f"TRINITY_{name}", f"{tmp_path}/{name.lower()}")
-    plan, problems = examine(path, catalogue=BUILT_IN, cwd=ROOT)
+    folders = [ROOT / folder for folder in yaml.safe_load(path.read_text()).get("plugin_dirs") or ()]
+    catalogue = catalogue_of(folders)[0]
+    plan, problems = examine(path, catalogue=catalogue, cwd=ROOT)
     assert not [each for each in problems if each.is_error] and plan.stages
     for stage in plan.stages:
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(stage.config, stage.references))
-        again, problems = examine(file, catalogue=BUILT_IN, cwd=ROOT)
+        again, problems = examine(file, catalogue=catalogue, cwd=ROOT)
         assert not [each for each in problems if each.is_error], problems
         assert facts(again.stages[0]) == facts(stage)
         assert again.stages[0].config.written == stage.config.written
