@@ -27,7 +27,7 @@ FIELDS = {
     "Folder of all runs (checkpoint_root_dir)": "out",
     "Rollouts per task (algorithm.repeat_times)": "8",
     "Tasks per explore step (buffer.batch_size)": "2",
-    "Steps (buffer.total_steps)": "2000",
+    "Explore steps (buffer.total_steps)": "2000",
     "Learning rate (algorithm.optimizer.lr)": "0.003",
     "Longest prompt (model.max_prompt_tokens)": "24",
     "Longest response (model.max_response_tokens)": "8",
@@ -80,7 +80,7 @@ def all_named(browser: Browser) -> int:
 
 def view(browser: Browser, folder: Path) -> None:
     """Open the newest trajectory of the run, and look at its tokens and its group."""
-    with Serving(folder, "view", "--config", "made.yaml", "--port", "0") as viewer:
+    with Serving(folder, "view", "--config", "made.yaml", "--port", "0", "--plugin-dir", "plugins") as viewer:
         viewer.get(viewer.address)
         browser.open(viewer.address)
         browser.wait(lambda: "experiences, page 1 of" in browser.text(), "the table of experiences")
