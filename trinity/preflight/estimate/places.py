@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TRAINER_MIB, ENGINE_MIB, VLLM_MIB, CONTROL_MIB = 560, 90, 440, 530
 """Python and libraries, measured on Linux x86-64 with the CPU build of PyTorch 2.13: of a process that trains, what an
 engine in it adds, what vLLM adds, and of a process that only waits for others."""
-KEPT_FRAC = 0.65
+KEPT_FRAC = 0.4
 """What a process holds beside, as a share of what it frees and takes again in small pieces in every step: each of its
 threads has pieces of its own, and they do not fit without gaps. Fitted to the runs of `benchmarks/estimate.py`."""
 CUDA_MIB = 500
