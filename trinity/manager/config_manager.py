@@ -29,7 +29,7 @@ from trinity.manager.fields import (
 )
 from trinity.manager.language import language
 from trinity.manager.studio.words import ESSENTIAL, IMPORTANT, word
-from trinity.manager.widgets import plain, show_field
+from trinity.manager.widgets import plain, show_field, show_finding
 
 COLUMNS = 2
 
@@ -199,7 +199,9 @@ class ConfigManager:
         self.checked_values = self.generate_config()
         self.plan, self.findings = checked(self.checked_values, plugin_dirs=self._plugin_dirs)
         for name, path in computed_keys().items():
-            st.session_state[name] = self._implied(path) or 0
+            value = self._implied(path)
+            if value is not None:  # else as it was: a mistake elsewhere hides no field that depends on it
+                st.session_state[name] = value
         self._tell_fields()
 
     def _tell_fields(self) -> None:
@@ -258,8 +260,11 @@ class ConfigManager:
     def _show(self, name: str) -> None:
         field = CONFIG_GENERATORS.field(name)
         self._shown[name if field is None else field.key] = None
+        findings = self._findings_of(field)
         if field is None or CONFIG_GENERATORS.registered(name) is not None:
             CONFIG_GENERATORS.show(name)
+            for finding in findings:
+                show_finding(finding)
             return
         registry = REGISTRIES.get(str(field.path[-1]))
         show_field(
@@ -268,9 +273,14 @@ class ConfigManager:
             label=word(field.key) if field.key in {**ESSENTIAL, **IMPORTANT} else "",
             implied=self._implied(field.path),
             names=self._catalogue.names(registry) if registry else (),
-            findings=[each for each in self.findings if field_of_finding(each.key, {field.key: None})],
+            findings=findings,
         )
         CONFIG_GENERATORS.check(name)
+
+    def _findings_of(self, field: FormField | None) -> list[Finding]:
+        if field is None:
+            return []
+        return [each for each in self.findings if field_of_finding(each.key, {field.key: None})]
 
 
 def other_findings(findings: Iterable[Finding], shown: Mapping[str, Any]) -> list[Finding]:
