@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.docs.pages import Page, english_pages, page
 from tests.tiny import tiny_model
+from tests.trees import merged
 from trinity.catalogue import builtin_catalogue
 from trinity.common.config import dump_config, load_plan
 from trinity.common.errors import ExitCode
@@ -49,14 +49,6 @@ NOT_IN_THIS_RUN = {
 }
 
 
-def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in part.items():
-        old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
-
-
 def _module(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -70,10 +62,10 @@ def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path
     example = yaml.safe_load(code)
     has_tasks = "stages" in example or "explorer_input" in example.get("buffer", {}) or example.get("mode") == "serve"
     if "model" not in example or not has_tasks:
-        merged = _merged(yaml.safe_load(BASE), example)
-        if "tasksets" in merged["buffer"]["explorer_input"]:
-            del merged["buffer"]["explorer_input"]["taskset"]  # either one or several
-        code = yaml.safe_dump(merged)
+        tree = merged(yaml.safe_load(BASE), example)
+        if "tasksets" in tree["buffer"]["explorer_input"]:
+            del tree["buffer"]["explorer_input"]["taskset"]  # either one or several
+        code = yaml.safe_dump(tree)
     (tmp_path / "run.yaml").write_text(code, encoding="utf-8")
     plugins = tmp_path / "plugins"
     plugins.mkdir()

@@ -17,6 +17,7 @@ from tests.docs.pages import FOLLOWED, Page, page
 from tests.e2e.short_run import SHORT
 from tests.judge import write_judge
 from tests.tiny import tiny_model
+from tests.trees import merged
 from tools.recipe_table import PAGES, tables, with_table
 from trinity.common.config.dialects.table import row_of
 from trinity.common.config.foreign import TRL
@@ -124,21 +125,13 @@ def test_the_rule_and_the_judge_of_the_page_on_rewards(tmp_path: Path) -> None:
         "buffer": {"batch_size": 4, "explorer_input": {"taskset": {"path": "data/train.jsonl"}}},
     }
     rule, _, _, judge = (yaml.safe_load(code) for code in rewards.code("yaml"))
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(_merged(base, rule)))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(base, rule)))
     said = follow(rewards, tmp_path)
     assert "(right 0, short 0.2, easy 0)" in said["trinity try --config run.yaml -n 4 --repeat-times 8"]
     base["buffer"]["explorer_input"]["taskset"]["format"] = {"prompt_key": "question"}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(_merged(base, judge)))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(base, judge)))
     (line,) = [line for line in said if line.startswith("trinity try")]
     assert "polite 1" in follow(rewards, tmp_path, only=line)[line]
-
-
-def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in part.items():
-        old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
 
 
 FAKES = {

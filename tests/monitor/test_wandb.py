@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.monitor.conftest import be_patient
 from tests.monitor.wandb_server import WandbRun, WandbServer, wandb_server
-from trinity.monitor import Monitor, background, shipping
+from trinity.monitor import Monitor
 
 pytest.importorskip("wandb")
 KEY = "0123456789abcdef" * 2 + "canary00"
@@ -21,10 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "START_S", 60.0)
-    monkeypatch.setattr(background, "CLOSE_S", 60.0)
-    monkeypatch.setattr(shipping, "PAUSES_S", (0.1, 0.2))
-    monkeypatch.setattr(shipping, "POLL_S", 0.05)
+    be_patient(monkeypatch)
     for name in ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     for what in ("FILE_STREAM", "GRAPHQL"):  # its own attempts come soon, too

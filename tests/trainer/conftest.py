@@ -14,6 +14,7 @@ from tests.resolved import resolved
 from tests.stores import bucket, memory, s3_server  # noqa: F401
 from tests.tiny import tiny_model
 from tests.trainer.rank_pool import RankPool
+from tests.trees import merged
 from trinity.common.config import Config
 from trinity.common.experience import EID, Experience
 from trinity.trainer.verl.worker import ActorWorker
@@ -53,17 +54,9 @@ def make_config(tmp_path: Path, model_path: Path) -> Callable[..., Config]:
             "buffer": {"batch_size": 2, "train_batch_size": 8, "total_steps": 6},
             "trainer": {"trainer_config": {"actor_rollout_ref": {"actor": FLOAT32}}},
         }
-        return resolved(_merged(values, sections))
+        return resolved(merged(values, sections))
 
     return make
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
 
 
 def moved(made: ActorWorker, *, share: float, seed: int) -> ActorWorker:
