@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import page
 from tests.e2e.short_run import ROOT
 from tests.hub_server import TOKEN, UploadHub, upload_hub
 from tests.verl_checkpoints import Written
@@ -74,3 +76,20 @@ def test_what_cannot_be_pushed_is_said_before_the_conversion(
     with pytest.raises(TrinityError, match="HF_HUB_OFFLINE forbids network use; unset it") as found:
         check_target("someone/model")
     assert found.value.code == "E3140"
+
+
+@pytest.mark.runs("docs/checkpoints.md", "trinity convert")
+def test_the_documented_commands_convert_and_push(verl: Written, tmp_path: Path) -> None:
+    """Of a run of veRL's, each in a folder of its own."""
+    lines = page("docs/checkpoints.md").lines("trinity convert checkpoint ")
+    assert len(lines) == 4
+    with upload_hub() as hub:
+        for number, words in enumerate(shlex.split(line)[3:] for line in lines):
+            place = tmp_path / str(number) / words[0]
+            place.parent.mkdir(parents=True)
+            place.symlink_to(verl.folder if "global_step_" in words[0] else verl.folder.parent)
+            done = convert(tmp_path / str(number), hub.url, *words)
+            assert done.returncode == 0, done.stderr
+            model = tmp_path / str(number) / words[words.index("-o") + 1]
+            assert json.loads((model / "config.json").read_text())["model_type"] == "qwen2"
+    assert list(hub.repositories) == ["my-name/my-model"]
