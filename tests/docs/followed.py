@@ -21,8 +21,17 @@ TIMEOUT_S = 280
 BEGINS = "\x1e"  # before what each line prints
 
 
-def follow(page: Page, folder: Path, *, only: str = "", **environment: str) -> dict[str, str]:
-    """Follow a page in a folder, or run one of its lines alone; return what each line printed.
+def follow(
+    page: Page, folder: Path, *, only: str = "", without: tuple[str, ...] = (), **environment: str
+) -> dict[str, str]:
+    """Follow a page in a folder; return what each line printed.
+
+    Args:
+        page: its files are written, and its commands run.
+        folder: for all of it.
+        only: the one line that is run.
+        without: how lines begin that other tests run.
+        environment: variables besides those of the test.
 
     Raises:
         AssertionError: a command failed, with all that it printed.
@@ -32,7 +41,7 @@ def follow(page: Page, folder: Path, *, only: str = "", **environment: str) -> d
         for name, language, code in STEP.findall(page.text):
             if language == "bash":
                 lines = commands(page, code)
-                wanted = [line for line in lines if line == only] if only else lines
+                wanted = [line for line in lines if only in ("", line) and not line.startswith(without)]
                 said |= run_lines(wanted, folder, {"PATH": path} | environment)
             elif name:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,15 +67,18 @@ def commands(page: Page, code: str) -> list[str]:
 def run_lines(
     lines: list[str], folder: Path, variables: dict[str, str], *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, str]:
-    """Run lines one after the other in one shell, until one fails; return what each printed.
+    """Run lines one after the other in one shell, each in `timeout_s`; return what each printed.
 
     Raises:
         AssertionError: one failed, with all that it printed.
     """
-    script = "set -e\n" + "".join(f"printf {shlex.quote(BEGINS)}\n{line}\n" for line in lines)
+    # What a line has put into the background would keep the pipe open.
+    before = "set -e\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+    script = before + "".join(f"printf {shlex.quote(BEGINS)}\n{line}\n" for line in lines)
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=os.environ | {"COLUMNS": "200"} | variables, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=timeout_s * max(len(lines), 1),
     )  # fmt: skip
     printed = done.stdout.split(BEGINS)[1:]
     assert done.returncode == 0, f"{lines[len(printed) - 1]}\n{printed[-1][-4000:]}"

@@ -17,7 +17,7 @@ import httpx
 from tests.docs.followed import programs
 
 START_S, END_S = 200.0, 100.0
-TAKEN = re.compile("E3431|port .* in use", re.IGNORECASE)  # by the same test of somebody else, for some seconds
+TAKEN = re.compile("E3431|in use")  # by the same test of somebody else, for some seconds
 
 
 class Terminal:
@@ -30,7 +30,7 @@ class Terminal:
     """
 
     def __init__(self, line: str, folder: Path, variables: dict[str, str]) -> None:
-        number, name = tempfile.mkstemp(prefix="terminal-", suffix=".log", dir=folder)
+        number, name = tempfile.mkstemp(prefix="trinity-terminal-", suffix=".log")
         self._output = Path(name)
         with open(number, "w") as output:
             self._process = subprocess.Popen(
@@ -47,6 +47,7 @@ class Terminal:
                 os.killpg(self._process.pid, number)
                 self._process.wait(END_S)
         self._process.wait()
+        self._output.unlink()
 
     def printed(self) -> str:
         """Return what is on its screen."""
@@ -80,7 +81,7 @@ def served(line: str, folder: Path, address: str, **variables: str) -> Iterator[
                     yield found[1]
                     terminal.interrupt()
                     return
-            assert TAKEN.search(terminal.printed()) and time.monotonic() < end, terminal.printed()
+                assert TAKEN.search(terminal.printed()) and time.monotonic() < end, terminal.printed()
             time.sleep(1)
 
 

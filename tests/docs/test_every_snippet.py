@@ -12,10 +12,11 @@ from fnmatch import fnmatchcase
 import pytest
 
 from tests.docs.marks import marked
-from tests.docs.not_run import NOT_RUN, is_of, reason
+from tests.docs.not_run import BLOCKS, COMMANDS, is_of, reason
 from tests.docs.pages import ROOT, Page, Snippet, pages_with_commands
 
 MARKS = marked("runs")
+NOT_RUN = (*COMMANDS, *BLOCKS)
 PAGES = [page for page in pages_with_commands() if page.blocks]
 SNIPPETS = [snippet for page in PAGES for snippet in page.snippets]
 PROGRAMS = r"(\$ |\S*/)?(trinity|python3?|pip|make|ray|bash|docker|kubectl|sbatch|git|export|hf|[A-Z_]+=\S+) [\w./-]"

@@ -75,9 +75,9 @@ def test_the_extras_of_the_pages_are_found(home: Path) -> None:
 @pytest.mark.runs("CONTRIBUTING.md", "make format", "python -m tools.contents")
 def test_what_a_contributor_runs_changes_nothing_in_a_tree_that_is_in_form(home: Path, tmp_path: Path) -> None:
     """With the packages of this environment, which `VENV` names."""
-    (tmp_path / "bin").symlink_to(Path(sys.executable).parent, target_is_directory=True)
-    for name in (".installed", ".installed-dev"):
-        (tmp_path / name).touch()
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (tmp_path / name).symlink_to(Path(sys.prefix) / name)
+    (tmp_path / ".installed-dev").touch()
     lines = [*page("CONTRIBUTING.md").lines("make format"), *page("CONTRIBUTING.md").lines("python -m tools.contents")]
     variables = {"VENV": str(tmp_path), "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     run_lines([*lines, "git diff --exit-code"], home / "trinity", variables | {"PYTHONPATH": ""}, timeout_s=INSTALL_S)
