@@ -14,7 +14,7 @@ import pytest
 from tests.docs.followed import programs, run_lines
 from tests.docs.pages import page
 from tests.monitor.conftest import be_patient
-from tests.monitor.wandb_server import WandbRun, WandbServer, wandb_server
+from tests.monitor.wandb_server import ENTITY, WandbRun, WandbServer, wandb_server
 from trinity.monitor import Monitor
 
 pytest.importorskip("wandb")
@@ -202,11 +202,10 @@ def test_the_documented_commands_send_it_later(
     monitor = make(tmp_path / "checkpoints" / "my-project" / "my-run", "http://127.0.0.1:9", name="later")
     monitor.log({"actor/x": 0.5}, 1)
     monitor.close()
-    login, sync = page("docs/monitoring.md").lines("wandb ")
+    lines = page("docs/monitoring.md").lines("wandb ")
     monkeypatch.delenv("WANDB_MODE")
     with programs() as path:
-        here = {"PATH": path, "HOME": str(tmp_path), "WANDB_BASE_URL": server.address}
-        run_lines([login], tmp_path, here | {"WANDB_API_KEY": KEY})
-        assert KEY in (tmp_path / ".netrc").read_text()
-        run_lines([sync], tmp_path, here)
+        here = {"PATH": path, "HOME": str(tmp_path), "WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY}
+        login, _ = run_lines(lines, tmp_path, here).values()
+    assert f"logged in as: {ENTITY}" in login
     assert column(only_run(server, "later"), "actor/x") == [0.5]

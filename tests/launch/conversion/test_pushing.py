@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.docs.pages import page
 from tests.e2e.short_run import ROOT
 from tests.hub_server import TOKEN, UploadHub, upload_hub
 from tests.verl_checkpoints import Written
+from trinity.cli.app import app
 from trinity.common.errors import TrinityError
 from trinity.launch.conversion.pushing import check_target
 
@@ -79,17 +81,23 @@ def test_what_cannot_be_pushed_is_said_before_the_conversion(
 
 
 @pytest.mark.runs("docs/checkpoints.md", "trinity convert")
-def test_the_documented_commands_convert_and_push(verl: Written, tmp_path: Path) -> None:
+def test_the_documented_commands_convert_and_push(
+    verl: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a run of veRL's, each in a folder of its own."""
-    lines = page("docs/checkpoints.md").lines("trinity convert checkpoint ")
-    assert len(lines) == 4
-    with upload_hub() as hub:
-        for number, words in enumerate(shlex.split(line)[3:] for line in lines):
-            place = tmp_path / str(number) / words[0]
-            place.parent.mkdir(parents=True)
-            place.symlink_to(verl.folder if "global_step_" in words[0] else verl.folder.parent)
-            done = convert(tmp_path / str(number), hub.url, *words)
-            assert done.returncode == 0, done.stderr
-            model = tmp_path / str(number) / words[words.index("-o") + 1]
-            assert json.loads((model / "config.json").read_text())["model_type"] == "qwen2"
-    assert list(hub.repositories) == ["my-name/my-model"]
+    lines = [shlex.split(line) for line in page("docs/checkpoints.md").lines("trinity convert checkpoint ")]
+    assert ["--push" in words for words in lines] == [False, False, False, True]
+    for number, (_, *words) in enumerate(lines):
+        place = tmp_path / str(number) / words[2]
+        place.parent.mkdir(parents=True)
+        place.symlink_to(verl.folder if "global_step_" in words[2] else verl.folder.parent)
+        monkeypatch.chdir(tmp_path / str(number))
+        if "--push" in words:
+            with upload_hub() as hub:
+                done = convert(tmp_path / str(number), hub.url, *words[2:])
+                assert done.returncode == 0, done.stderr
+                assert list(hub.repositories) == ["my-name/my-model"]
+        else:
+            said = CliRunner().invoke(app, words)
+            assert said.exit_code == 0, said.output
+        assert json.loads(Path(words[words.index("-o") + 1], "config.json").read_text())["model_type"] == "qwen2"
