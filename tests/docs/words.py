@@ -31,12 +31,24 @@ INSTEAD = {
     r"mended": "corrected",
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
+    r"commands of their own": "separate commands",
+    r"says? what holds": "explains the rules",
 }
 """What is not written, as a pattern of whole words, and what is written in its place."""
 
+CHINESE = {
+    "离策略": "off-policy",
+    "墙钟": "实际耗时",
+    "任务目录": "作业目录",
+    "快速入门": "快速上手",
+    "试做": "尝试",
+    "死掉": "退出",
+}
+"""The same on Chinese pages, where words have no boundaries."""
+
 PATTERNS = {
     re.compile(r"\b(?:" + pattern.replace(" ", r"\s+") + r")\b", re.IGNORECASE): new for pattern, new in INSTEAD.items()
-}
+} | {re.compile(pattern): new for pattern, new in CHINESE.items()}
 
 
 def odd_words(text: str) -> Iterator[str]:
