@@ -39,6 +39,7 @@ def test_every_kind_of_the_registries_table_has_its_plugin() -> None:
     assert PAGE.twin.blocks == PAGE.blocks
 
 
+@pytest.mark.runs("docs/plugins.md")
 @pytest.mark.parametrize(
     ("actor", "name", "value"),
     [
