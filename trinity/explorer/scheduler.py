@@ -114,7 +114,8 @@ class Scheduler:
         self._reports: asyncio.Task[None] | None = None
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
-                "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
+                "explorer.concurrent_mode %s has no effect with deterministic: true; the rollouts of a task "
+                "run one after another",
                 settings.concurrent_mode,
             )
 
@@ -288,8 +289,9 @@ class Scheduler:
         if workflow not in self._in_turn:
             self._in_turn.add(workflow)
             logger.warning(
-                "explorer.concurrent_mode asynchronous: %s is not asynchronous, so that its repeats run one after "
-                "another; write multi-threading, or is_async = True and run_async",
+                "explorer.concurrent_mode is asynchronous and the workflow %s is not, so that the rollouts "
+                "of a task run one after another; write multi-threading, or give the workflow is_async = "
+                "True and run_async",
                 workflow.__name__,
             )
         return False

@@ -20,7 +20,7 @@ Tasks = str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A dataset, rows, or the values of a task set."""
 
 DEFAULTS = {"default_workflow_type": "simple_workflow", "default_reward_fn_type": "accuracy_reward"}
-"""How a task without words about it is attempted: one answer, compared with the row's response."""
+"""How a task is evaluated by default: one response, compared with the truth of its row."""
 
 ROWS = "tasks"
 
@@ -104,7 +104,7 @@ def _taskset(tasks: Tasks, folder: Path) -> dict[str, Any]:
         return {"name": Path(tasks).stem, "path": os.fspath(tasks)}
     rows = list(tasks)
     if not rows:
-        raise ConfigError("evaluate: there is no row to evaluate on; give at least one task", code="E1306")
+        raise ConfigError("evaluate: there is no task to evaluate on; give at least one", code="E1306")
     file = folder / f"{ROWS}.jsonl"
     file.write_text("".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return {"name": ROWS, "path": str(file)}

@@ -110,7 +110,8 @@ class AnswerRenderer:
             if not prompt.startswith(text):
                 raise DataError(
                     f"the chat template rewrites earlier turns: in the prompt of messages[{index}] it writes the "
-                    f"answer messages[{before}], or what stands before that, otherwise than when it was given, so that "
+                    f"response messages[{before}], or what stands before that, otherwise than when it was "
+                    "given, so that "
                     f"the conversation is not one sequence; {way_out}",
                     code="E4021",
                 )
@@ -205,12 +206,13 @@ class AnswerRenderer:
         written = self._through_end(through[len(prompt) :]) if goes_on else ""
         content = self._text_alone(messages, tools, through)
         if goes_on and not written and (content is None or content or not as_said):
-            raise DataError("the chat template writes nothing for the answer", code="E4021")
+            raise DataError("the chat template writes nothing for the response", code="E4021")
         if goes_on and not (as_said and content is not None):
             return written
         if content is None or not (content or as_said):
             raise DataError(
-                "the chat template does not continue from the opening of its answers, which only an answer of text can "
+                "the chat template does not continue from the opening of its responses, which only a "
+                "response of text can "
                 "do without; leave enable_thinking out, or use another chat_template",
                 code="E4021",
             )

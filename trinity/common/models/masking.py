@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _WAY_OUT = (
-    "make an experience of each answer, as model.chat returns them, or use a chat template that leaves earlier turns "
+    "make an experience of each response, as model.chat returns them, or use a chat template that leaves earlier turns "
     "as they were"
 )
 Masked = tuple[Int[Tensor, "T"], Int[Tensor, "T"], int]

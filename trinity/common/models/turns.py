@@ -113,7 +113,7 @@ class Turns:
             self._answers.popitem(last=False)
             if not self._is_full:
                 logger.warning(
-                    "a rollout has more than %d answers; conversations that continue from older ones are tokenised "
+                    "a rollout has more than %d responses; conversations that continue from older ones are tokenised "
                     "again",
                     MAX_ANSWERS,
                 )

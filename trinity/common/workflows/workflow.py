@@ -51,7 +51,7 @@ class Workflow(Declared):
     """Base of all workflows: attempts one task with a model.
 
     Attributes:
-        needs: what an attempt cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
+        needs: what a rollout cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
             function of the taskset; `auxiliary_model`, one of `explorer.auxiliary_models`.
         default_reward_fn: name of the reward function where the taskset names none.
         package: module of an optional package that it needs.
@@ -358,7 +358,7 @@ class SimpleWorkflow(Workflow):
 
 
 class BaseSimpleWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` for a class that makes one attempt a run.
+    """`SimpleWorkflow` for a class that makes one rollout per call.
 
     It says itself what it can do, as published.
     """

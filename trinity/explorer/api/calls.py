@@ -108,7 +108,7 @@ class RunningCall:
             BadRequestError: the prompt was cut, or the answer has not the tool calls that were asked for.
         """
         if self._is_given_up:
-            raise BadRequestError("the client has gone", code="client_gone")
+            raise BadRequestError("the client has disconnected", code="client_gone")
         if any(exp.truncate_status == "prompt_truncated" for exp in experiences):
             raise BadRequestError(
                 "the prompt is longer than model.max_prompt_tokens; shorten the conversation or raise it",
@@ -132,7 +132,7 @@ class RunningCall:
         """Return the experiences of the call.
 
         Raises:
-            HTTPError: the client has gone, or the time is over (504).
+            HTTPError: the client has disconnected, or the time is over (504).
         """
         try:
             while not self._waiting.done():
@@ -214,10 +214,10 @@ class RunningCall:
             return
         if await self._request.is_disconnected():
             self.give_up()
-            raise HTTPError(CLIENT_GONE, "the client has gone", kind="client_error")
+            raise HTTPError(CLIENT_GONE, "the client has disconnected", kind="client_error")
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.give_up()
-            raise HTTPError(504, f"no answer within {self._timeout_s:g} s", kind="timeout_error", code="timeout")
+            raise HTTPError(504, f"no response within {self._timeout_s:g} s", kind="timeout_error", code="timeout")
 
 
 def _call(model: Served, asked: Asked) -> Coroutine[Any, Any, list[Experience]]:

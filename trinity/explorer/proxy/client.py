@@ -53,7 +53,7 @@ class TrinityClient:
         proxy_url: `http://host:port` of the service.
         api_key: token of the service; default: the environment variable `TRINITY_API_KEY`.
         task_id: name of the task; default: a random one.
-        run_id: number of the attempt at the task, from 0.
+        run_id: number of the rollout of the task, from 0.
 
     Attributes:
         task_id: as given or made.

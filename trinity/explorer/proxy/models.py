@@ -46,7 +46,7 @@ def caller_of(task: object, run: object) -> Caller:
         raise BadRequestError(f"run_id must be an integer from 0 to {MAX_RUN}, got {run!r}", param="run_id")
     if task is None:
         if run is not None:
-            raise BadRequestError("a run_id without a task_id says nothing; give both", param="task_id")
+            raise BadRequestError("run_id needs a task_id; give both", param="task_id")
         return NO_CALLER
     if not isinstance(task, str) or _TASK.fullmatch(task) is None:
         raise BadRequestError(
@@ -230,8 +230,9 @@ class CallerModels:
             self.temperature_count += 1
             if self.temperature_count == 1:
                 logger.warning(
-                    "a call asks for temperature %g: it is answered with %g, model.temperature, as all are, because "
-                    "their log-probabilities are those that the trainer computes",
+                    "a call asks for temperature %g and gets %g (model.temperature), like every call: the "
+                    "trainer computes "
+                    "log-probabilities at that temperature",
                     given["temperature"],
                     temperature,
                 )
