@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.docs.pages import page
 from tests.docs.test_examples import BASE
+from tests.trees import merged
 from trinity.algorithm import ADVANTAGE_CONTENTS, ALGORITHM_CONTENTS
 from trinity.cli.app import app
 from trinity.explain.functions import sources

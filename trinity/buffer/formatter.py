@@ -186,7 +186,7 @@ class SFTFormatter(_ChatFormatter):
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the tokens of a row.
 
-        The last answer is learned, or all answers with `enable_concatenated_multi_turn`.
+        The last response is learned, or all responses with `enable_concatenated_multi_turn`.
 
         Raises:
             DataError: a template that writes no answer or rewrites earlier turns (E4021), or images that cannot be
@@ -246,7 +246,7 @@ class SFTFormatter(_ChatFormatter):
 
 
 class DPOFormatter(_ChatFormatter):
-    """Turns a prompt with a chosen and a rejected answer into a pair.
+    """Turns a prompt with a chosen and a rejected response into a pair.
 
     Args:
         fmt: names of the columns and the form of the rows.

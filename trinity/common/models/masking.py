@@ -39,7 +39,7 @@ def masked_conversation(
     """Return tokens, action mask and the index of the first action.
 
     The mask is 1 for tokens of the policy; the index is 0 without any. The tokens are prompts and answers through the
-    end of the last answer. The mask covers each answer and the token that ends its turn, except what the template's
+    end of the last response. The mask covers each response and the token that ends its turn, except what the template's
     `generation` tags leave out. An assistant message at the very beginning is not an answer. Without an answer the
     tokens are the whole conversation.
 

@@ -134,5 +134,5 @@ class Task:
 
     @property
     def truth(self) -> Any:
-        """The row's answer."""
+        """The truth of the row."""
         return self.column("response_key")

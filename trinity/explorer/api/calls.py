@@ -30,13 +30,13 @@ class Served(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and response."""
 
     def submit(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a call on the model's event loop."""
 
     async def chat_async(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Experience]:
-        """Return `n` answers to a conversation."""
+        """Return `n` responses to a conversation."""
 
     async def generate_async(self, prompts: Any, **kwargs: Any) -> list[Experience]:
         """Return `n` samples of each prompt."""
@@ -64,7 +64,7 @@ class Drawn(NamedTuple):
 class RunningCall:
     """A call of the model, its tokens as they are sampled, and its result.
 
-    It is cancelled when its client has gone or its time is over, and then leaves no record.
+    It is cancelled when its client has disconnected or its time is over, and then leaves no record.
 
     Args:
         request: asks for it.

@@ -69,7 +69,7 @@ async def parts(running: RunningCall) -> AsyncIterator[AnswerPart]:
     An answer whose tool calls are checked, and one of an engine that is not watched, comes as a whole.
 
     Raises:
-        HTTPError: the call failed, its client has gone, or the whole is not what was begun (500).
+        HTTPError: the call failed, its client has disconnected, or the whole is not what was begun (500).
     """
     asked = running.asked
     choices: dict[int, _Choice] = {}

@@ -47,7 +47,7 @@ class TrinityClient:
     """OpenAI clients, and the rewards for the responses they received.
 
     Every method that asks has a form with `_async`. The calls of its OpenAI clients belong to its task and run: those
-    of one run that continue each other are one experience, and the runs of one task are a group.
+    of one run that continue each other are one experience, and the rollouts of one task are a group.
 
     Args:
         proxy_url: `http://host:port` of the service.
@@ -149,7 +149,7 @@ class TrinityClient:
     def feedback(self, reward: float, msg_ids: Sequence[str] | None = None, timeout: float = 10) -> dict[str, Any]:
         """Give answers a reward; without ids, all of this task and run.
 
-        It may be sent again, also with another reward until the answers are committed.
+        It may be sent again, also with another reward until the responses are committed.
 
         Args:
             reward: a finite number.

@@ -123,7 +123,7 @@ class CallerModel:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and response."""
         return self._model.max_model_len
 
     def submit(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -135,7 +135,7 @@ class CallerModel:
         return self._model.words()
 
     async def chat_async(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Experience]:
-        """Return `n` recorded answers to a conversation."""
+        """Return `n` recorded responses to a conversation."""
         return await self._recorded(self._model.chat_async(messages, **self._owner.arguments(kwargs)))
 
     async def generate_async(self, prompts: Any, **kwargs: Any) -> list[Experience]:

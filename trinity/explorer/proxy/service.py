@@ -220,7 +220,7 @@ class ProxyService:
     async def _follow_once(self) -> None:
         """Let the engines take the newest weights of a trainer, if there are any.
 
-        What cannot be had is reported, and looked for again: callers are answered with the version that there is.
+        A version that cannot be loaded is reported, and tried again: callers get the version that there is.
         """
         before = self._engine.model_version
         try:

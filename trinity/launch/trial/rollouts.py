@@ -19,7 +19,7 @@ class Rollout:
     """One rollout of a task.
 
     Attributes:
-        row: number of the row in the task set.
+        row: number of the row in the taskset.
         task: number of the task in this call.
         run: number of the rollout among those of its task.
         outcome: `completed`, `failed`, `timed out` or `rejected`.

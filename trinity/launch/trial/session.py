@@ -55,7 +55,7 @@ def first_tasks(config: Config, count: int, *, repeat_times: int = 1) -> list[Ta
 
     Args:
         config: of the stage.
-        count: most tasks; a smaller task set gives fewer.
+        count: most tasks; a smaller taskset gives fewer.
         repeat_times: rollouts of each.
 
     Raises:

@@ -27,7 +27,7 @@ ROUNDS, DONE, INVALID = "env_rounds", "env_done", "env_invalid_actions"
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment says to an answer of the model.
+    """What an environment says to a response of the model.
 
     Attributes:
         text: the next message to the model.
@@ -54,7 +54,7 @@ class Game(ABC):
 
     @abstractmethod
     def answer(self, text: str) -> Reply:
-        """Do what the model's answer says."""
+        """Do what the model's response says."""
 
     def end(self, is_done: bool) -> None:  # noqa: B027  most games have nothing to do
         """Learn that no further answer comes; the environment may not be done."""
