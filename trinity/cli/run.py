@@ -174,6 +174,7 @@ def _run_with_progress(plan: Plan, options: RunOptions) -> RunResult:
     if progress.is_live:
         log_to_console(write=progress.print_line)
     options.on_metrics = progress.on_metrics
+    options.on_rollouts = progress.on_rollouts
     options.on_stage = progress.on_stage
     with progress:
         return run_plan(plan, options)

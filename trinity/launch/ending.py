@@ -16,6 +16,7 @@ from trinity.launch.job import PARTS_FOLDER, RECORD, RUNNING, read_record
 from trinity.launch.jobs import JobState, PartState, part_state
 from trinity.launch.samples import Asked, answers_of, fates_of, own_database, samples_of
 from trinity.monitor.monitor import METRICS_FILE
+from trinity.summary.canvas import drawn
 from trinity.summary.curves import StageCurves, read_curves
 from trinity.summary.facts import (
     CURVE_NAME,
@@ -30,7 +31,7 @@ from trinity.summary.facts import (
     kept_checkpoints,
 )
 from trinity.summary.page import page
-from trinity.summary.picture import drawn, panels_of
+from trinity.summary.picture import panels_of
 from trinity.summary.words import is_chinese
 from trinity.utils.disk import write_atomically
 from trinity.utils.log import get_logger, redact
@@ -58,13 +59,14 @@ def leave_summary(job_dir: Path, *, fates: Mapping[str, Fates], url: str | None,
     try:
         curves = read_curves(job_dir)
         panels = panels_of(job_dir.name, curves)
-        picture = drawn(panels) if panels else None
+        reads_chinese = is_chinese(os.environ)
+        picture = drawn(panels, is_chinese=reads_chinese) if panels else None
         files = [PAGE_NAME] + [CURVE_NAME] * (picture is not None)
         samples, missing = _samples(job_dir, curves, url, has_rollouts=has_rollouts)
         summary = _summary(job_dir, curves, fates=fates, url=url, files=files, notes=missing)
         if picture is not None:
             write_atomically(job_dir / CURVE_NAME, picture)
-        html = page(summary, picture, samples, is_chinese=is_chinese(os.environ))
+        html = page(summary, panels, samples, is_chinese=reads_chinese)
         for name, text in ((PAGE_NAME, html), (SUMMARY_NAME, summary.text())):
             written = redact(text).encode(errors="replace")  # a model may write half a character
             write_atomically(job_dir / name, written)

@@ -60,7 +60,7 @@ from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
 
 if TYPE_CHECKING:
-    from trinity.launch.stage import MetricsListener, ServedListener, StageResult
+    from trinity.launch.stage import MetricsListener, RolloutsListener, ServedListener, StageResult
 
 logger = get_logger("launch")
 
@@ -75,6 +75,7 @@ class RunOptions:
         accepted_changes: keys whose change a resumed run may have.
         is_quiet: print warnings and errors only.
         on_metrics: called with actor, step and values of every logged line.
+        on_rollouts: called with the newest rollouts, or why there are none, on Ray: elsewhere the database is at hand.
         on_stage: called with each stage's plan before it starts.
         on_served: called with where mode serve answers, once it does.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
@@ -89,6 +90,7 @@ class RunOptions:
     accepted_changes: Sequence[str] = ()
     is_quiet: bool = False
     on_metrics: MetricsListener | None = None
+    on_rollouts: RolloutsListener | None = None
     on_stage: Any = None
     on_served: ServedListener | None = None
     resume_overrides: Sequence[str] = ()
@@ -375,6 +377,7 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
 
     with placed(config) as place:
         told: dict[str, Any] = {"on_metrics": listen, "on_facts": note, "on_served": options.on_served}
+        told["on_rollouts"] = options.on_rollouts
         made = Stage(config, name=stage.name, stop=stop, place=place, **told)
         attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))
