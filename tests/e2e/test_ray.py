@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -82,6 +83,8 @@ def test_the_command_shows_the_rollouts_of_an_explorer_that_is_another_process(t
     known = samples_of(run.job, Asked(number=1000))
     texts = {" -> ".join(repr(one_line(sample[text])) for text in ("prompt", "response")) for sample in known}
     assert shown and set(shown) <= texts, ended.output
+    page = (run.job / "report.html").read_text()
+    assert any(html.escape(str(sample["response"])) in page for sample in known), "and so does the report"
 
 
 def killed(run: TinyRun, victim: str) -> None:

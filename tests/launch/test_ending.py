@@ -23,7 +23,7 @@ SAID = "<b>& half: \ud83d</b>"
 
 
 def leave(job: Path, **values: Any) -> dict[str, Any]:
-    leave_summary(job, **({"fates": {}, "url": None, "has_rollouts": True} | values))
+    leave_summary(job, **({"fates": {}, "url": None} | values))
     found: dict[str, Any] = json.loads((job / "summary.json").read_text())
     return found
 
@@ -100,7 +100,7 @@ def test_rollouts_that_were_counted_and_cannot_be_read_are_told_to_be_missing(tm
 def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = made_job(tmp_path / "job", steps=2)
     (job / "report.html" / "in the way").mkdir(parents=True)
-    leave_summary(job, fates={}, url=None, has_rollouts=True)
+    leave_summary(job, fates={}, url=None)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert str(job) in warning and "report.html" in warning and "the run itself ended as its exit code says" in warning
     assert not (job / "summary.json").exists() and job_summary(job).status == "done"

@@ -89,6 +89,7 @@ def log(
     number: Annotated[int, typer.Option("-n", min=1, help="Last lines of each file.")] = 20,
     part: Annotated[str, typer.Option("--part", help="Only files with this in their name.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object of JSON for each line.")] = False,
 ) -> None:
     """Print the last lines of a run's logs, and those that come."""
     from trinity.launch.jobs import job_state, log_files
@@ -98,12 +99,12 @@ def log(
     places: dict[Path, int] = {}
     for file in log_files(job):
         if part in file.stem:
-            places[file] = _print_end(file, job, number)
+            places[file] = _print_end(file, job, number, as_json=as_json)
     try:
         while follow:
             for file in log_files(job):
                 if part in file.stem:
-                    places[file] = _print_new(file, job, places.get(file, 0))
+                    places[file] = _print_new(file, job, places.get(file, 0), as_json=as_json)
             sys.stdout.flush()
             time.sleep(FOLLOW_S)
     except KeyboardInterrupt:
@@ -142,6 +143,7 @@ def resume(
         list[str] | None, typer.Option("--accept-change", help="Key that may differ from the run that is continued.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the command, and run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: at the end, as `trinity run --json`.")] = False,
 ) -> None:
     """Continue a run as it was started, from its last checkpoint."""
     import shlex
@@ -156,8 +158,13 @@ def resume(
             raise EnvironmentProblem(f"{folder}, where the run was started, is not there", code="E3602")
     words += [word for each in set_ or () for word in ("--set", each)]
     words += [word for each in accept_change or () for word in ("--accept-change", each)]
+    words += ["--json"] * as_json
     command = [sys.executable, "-m", "trinity", "run", *words]
-    typer.echo(f"cd {shlex.quote(str(folder))} && {redact(shlex.join(['trinity', 'run', *words]))}", err=not show)
+    text = redact(shlex.join(["trinity", "run", *words]))
+    if show and as_json:
+        _print_json({"folder": str(folder), "command": text})
+    else:
+        typer.echo(f"cd {shlex.quote(str(folder))} && {text}", err=not show)
     if show:
         return
     sys.stdout.flush()
@@ -207,7 +214,7 @@ def _age(when: float) -> str:
     return f"{seconds / length:.0f} {unit}"
 
 
-def _print_end(file: Path, job: Path, number: int) -> int:
+def _print_end(file: Path, job: Path, number: int, *, as_json: bool) -> int:
     """Print the last whole lines of a file; return where they end."""
     with open(file, "rb") as opened:
         lines, end = deque[bytes](maxlen=number), 0
@@ -215,11 +222,11 @@ def _print_end(file: Path, job: Path, number: int) -> int:
             if line.endswith(b"\n"):  # the last one may just be written
                 lines.append(line)
                 end += len(line)
-    _print_lines(file, job, lines)
+    _print_lines(file, job, lines, as_json=as_json)
     return end
 
 
-def _print_new(file: Path, job: Path, place: int) -> int:
+def _print_new(file: Path, job: Path, place: int, *, as_json: bool) -> int:
     """Print the whole lines behind a place of a file; return where they end."""
     try:
         with open(file, "rb") as opened:
@@ -228,11 +235,12 @@ def _print_new(file: Path, job: Path, place: int) -> int:
     except FileNotFoundError:
         return 0
     whole = data[: data.rfind(b"\n") + 1]
-    _print_lines(file, job, iter(whole.splitlines()))
+    _print_lines(file, job, iter(whole.splitlines()), as_json=as_json)
     return start + len(whole)
 
 
-def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes]) -> None:
-    name = file.relative_to(job / "log").with_suffix("")
+def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes], *, as_json: bool) -> None:
+    name = str(file.relative_to(job / "log").with_suffix(""))
     for line in lines:
-        typer.echo(f"{name}: {redact(line.decode(errors='replace').rstrip())}")
+        text = redact(line.decode(errors="replace").rstrip())
+        typer.echo(json.dumps({"file": name, "line": text}, ensure_ascii=False) if as_json else f"{name}: {text}")

@@ -89,6 +89,12 @@ class LatestRollout:
     prompt: str
     response: str
 
+    def facts(self) -> dict[str, Any]:
+        """Return what is known of it, as `samples_of` names it."""
+        known = {"task": self.task, "weights": self.version, "reward": self.reward, "advantage": self.advantage}
+        known |= {"prompt": self.prompt, "response": self.response}
+        return {name: value for name, value in known.items() if value is not None}
+
 
 def latest_rollouts(place: str, run: str) -> list[LatestRollout]:
     """Return the newest rollouts of a run; none if it has none yet.
