@@ -91,6 +91,7 @@ def log(
     number: Annotated[int, typer.Option("-n", min=1, help="How many last lines of each file.")] = 20,
     part: Annotated[str, typer.Option("--part", help="Only log files with this in their name.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each line as a JSON object.")] = False,
 ) -> None:
     """Print the last lines of a run's logs; --follow prints new ones, too."""
     from trinity.launch.jobs import job_state, log_files
@@ -100,12 +101,12 @@ def log(
     places: dict[Path, int] = {}
     for file in log_files(job):
         if part in file.stem:
-            places[file] = _print_end(file, job, number)
+            places[file] = _print_end(file, job, number, as_json=as_json)
     try:
         while follow:
             for file in log_files(job):
                 if part in file.stem:
-                    places[file] = _print_new(file, job, places.get(file, 0))
+                    places[file] = _print_new(file, job, places.get(file, 0), as_json=as_json)
             sys.stdout.flush()
             time.sleep(FOLLOW_S)
     except KeyboardInterrupt:
@@ -145,6 +146,7 @@ def resume(
         typer.Option("--accept-change", help="Key whose value may differ from when the run began; may be repeated."),
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the command without running it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON at the end, like `trinity run --json`.")] = False,
 ) -> None:
     """Continue a run as it was started, from its last checkpoint."""
     import shlex
@@ -159,8 +161,13 @@ def resume(
             raise EnvironmentProblem(f"{folder}, where the run was started, is not there", code="E3602")
     words += [word for each in set_ or () for word in ("--set", each)]
     words += [word for each in accept_change or () for word in ("--accept-change", each)]
+    words += ["--json"] * as_json
     command = [sys.executable, "-m", "trinity", "run", *words]
-    typer.echo(f"cd {shlex.quote(str(folder))} && {redact(shlex.join(['trinity', 'run', *words]))}", err=not show)
+    text = redact(shlex.join(["trinity", "run", *words]))
+    if show and as_json:
+        _print_json({"folder": str(folder), "command": text})
+    else:
+        typer.echo(f"cd {shlex.quote(str(folder))} && {text}", err=not show)
     if show:
         return
     sys.stdout.flush()
@@ -210,7 +217,7 @@ def _age(when: float) -> str:
     return f"{seconds / length:.0f} {unit}"
 
 
-def _print_end(file: Path, job: Path, number: int) -> int:
+def _print_end(file: Path, job: Path, number: int, *, as_json: bool) -> int:
     """Print the last whole lines of a file; return where they end."""
     with open(file, "rb") as opened:
         lines, end = deque[bytes](maxlen=number), 0
@@ -218,11 +225,11 @@ def _print_end(file: Path, job: Path, number: int) -> int:
             if line.endswith(b"\n"):  # the last one may just be written
                 lines.append(line)
                 end += len(line)
-    _print_lines(file, job, lines)
+    _print_lines(file, job, lines, as_json=as_json)
     return end
 
 
-def _print_new(file: Path, job: Path, place: int) -> int:
+def _print_new(file: Path, job: Path, place: int, *, as_json: bool) -> int:
     """Print the whole lines behind a place of a file; return where they end."""
     try:
         with open(file, "rb") as opened:
@@ -231,11 +238,12 @@ def _print_new(file: Path, job: Path, place: int) -> int:
     except FileNotFoundError:
         return 0
     whole = data[: data.rfind(b"\n") + 1]
-    _print_lines(file, job, iter(whole.splitlines()))
+    _print_lines(file, job, iter(whole.splitlines()), as_json=as_json)
     return start + len(whole)
 
 
-def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes]) -> None:
-    name = file.relative_to(job / "log").with_suffix("")
+def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes], *, as_json: bool) -> None:
+    name = str(file.relative_to(job / "log").with_suffix(""))
     for line in lines:
-        typer.echo(f"{name}: {redact(line.decode(errors='replace').rstrip())}")
+        text = redact(line.decode(errors="replace").rstrip())
+        typer.echo(json.dumps({"file": name, "line": text}, ensure_ascii=False) if as_json else f"{name}: {text}")
