@@ -145,7 +145,9 @@ def test_a_server_that_is_away_gets_one_run_with_everything(
     trainer.close()
     assert explorer.num_failures == trainer.num_failures == 0
     again = make(tmp_path, **args)
-    again.truncate({"lines": 2, "samples": 1})
+    again.truncate({"lines": 1, "samples": 0})  # the checkpoint is older than the last lines
+    again.log({"actor/x": 1}, 1)
+    again.log_table("rollout_examples", [SAMPLE], 1)
     again.log({"actor/x": 2}, 2)
     again.close()
     client, run = only_run(gate.uri)
@@ -159,6 +161,8 @@ def test_a_server_that_is_away_gets_one_run_with_everything(
     assert [file.path for file in client.list_artifacts(run.info.run_id, "rollout_examples")] == [
         "rollout_examples/1.json"
     ]
+    file = client.download_artifacts(run.info.run_id, "rollout_examples/1.json", str(tmp_path))
+    assert len(json.loads(Path(file).read_text())["data"]) == 1, "MLflow adds the rows of a table that is sent again"
     credentials = "Basic " + base64.b64encode(b"me:canary-of-mlflow").decode()
     assert credentials in gate.credentials and not any("ZW52" in each for each in gate.credentials - {credentials})
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-of-mlflow" in path.read_bytes()]
