@@ -15,7 +15,7 @@ from tests.docs.pages import page
 from tests.docs.terminal import Terminal
 from tests.e2e.tiny_run import TinyRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 JOB = "checkpoints/demo/arithmetic"
 WAIT_S = 300.0
@@ -26,8 +26,9 @@ def prepared(folder: Path) -> TinyRun:
     run = TinyRun(folder).change(project="demo", name="arithmetic")
     del run.tree["checkpoint_root_dir"]
     write(run)
-    (folder / "outputs" / "my_project").mkdir(parents=True)
-    (folder / "outputs" / "my_project" / "my_run").symlink_to(folder / JOB, target_is_directory=True)
+    (folder / "outputs" / "my_project" / "my_run").mkdir(parents=True)
+    (folder / JOB).parent.mkdir(parents=True)
+    (folder / JOB).symlink_to(folder / "outputs" / "my_project" / "my_run", target_is_directory=True)
     return run
 
 
