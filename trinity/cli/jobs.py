@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 Job = Annotated[
     Path,
     typer.Argument(
-        metavar="JOB", help="Folder of a run, <checkpoint_root_dir>/<project>/<name>.", autocompletion=jobs_of_words
+        metavar="JOB", help="Folder of a job, <checkpoint_root_dir>/<project>/<name>.", autocompletion=jobs_of_words
     ),
 ]
-Part = Annotated[str | None, typer.Option("--part", help="Name of a part that runs apart; else all.")]
+Part = Annotated[
+    str | None, typer.Option("--part", help="Name of one part (such as explorer) that runs on its own; default: all.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FOLLOW_S = 0.5
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look, such as a checkpoint_root_dir.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder to look in, such as a checkpoint_root_dir.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder and below it, with their state."""
@@ -86,11 +88,11 @@ def status(job: Job, as_json: AsJson = False) -> None:
 
 def log(
     job: Job,
-    number: Annotated[int, typer.Option("-n", min=1, help="Last lines of each file.")] = 20,
-    part: Annotated[str, typer.Option("--part", help="Only files with this in their name.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many last lines of each file.")] = 20,
+    part: Annotated[str, typer.Option("--part", help="Only log files with this in their name.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
 ) -> None:
-    """Print the last lines of a run's logs, and those that come."""
+    """Print the last lines of a run's logs; --follow prints new ones, too."""
     from trinity.launch.jobs import job_state, log_files
 
     with ended_with():
@@ -113,10 +115,10 @@ def log(
 def stop(
     job: Job,
     part: Part = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for its end.")] = 120.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait until it has ended.")] = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a run of this machine: it ends its step, saves, and ends."""
+    """Stop a run on this machine: it finishes its step, saves, and exits."""
     from trinity.launch.jobs import job_state, stop_job
 
     with ended_with():
@@ -136,12 +138,13 @@ def resume(
     part: Part = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another value of a key: a.b=c.", autocompletion=set_words),
+        typer.Option("--set", help="New value of a key: a.b=c; may be repeated.", autocompletion=set_words),
     ] = None,
     accept_change: Annotated[
-        list[str] | None, typer.Option("--accept-change", help="Key that may differ from the run that is continued.")
+        list[str] | None,
+        typer.Option("--accept-change", help="Key whose value may differ from when the run began; may be repeated."),
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the command, and run nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the command without running it.")] = False,
 ) -> None:
     """Continue a run as it was started, from its last checkpoint."""
     import shlex

@@ -32,9 +32,11 @@ def run(
     set_: Overrides = None,
     accept_change: Annotated[
         list[str] | None,
-        typer.Option("--accept-change", help="Resume although this key differs from the run that is continued."),
+        typer.Option("--accept-change", help="Resume although the value of this key has changed since the run began."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress, warnings and errors only.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show warnings and errors only, no live progress.")
+    ] = False,
 ) -> None:
     """Run the stages of a YAML file.
 

@@ -33,7 +33,7 @@ def evaluate(
     taskset: Mapping[str, Any] | None = None,
     plugin_dirs: Sequence[str | Path] = (),
 ) -> EvaluationReport:
-    """Return the scores of a model on tasks; the model stays as it is.
+    """Return the scores of a model on tasks; the model is not changed.
 
     It is the evaluation of mode bench, whose files lie in a temporary folder unless `checkpoint_root_dir` is among the
     overrides.

@@ -177,7 +177,7 @@ class ReplayBufferConfig(Section):
 
 
 class ExperienceBufferConfig(Section):
-    """A source of experiences for the trainer, and a sink for the explorer."""
+    """Where the explorer writes experiences and the trainer reads them."""
 
     name: BufferName = key("experience_buffer", "Name of the buffer; unique in the run.", GUIDE)
     storage_type: StorageName | None = key(
@@ -263,7 +263,7 @@ class TrainerInput(Section):
 
 
 class BufferConfig(Section):
-    """Batch sizes, and the places of tasks and experiences."""
+    """Batch sizes, and where tasks and experiences are."""
 
     batch_size: Count = key(1, "Tasks per explore step, >= 1.", GUIDE)
     train_batch_size: Natural = key(

@@ -65,7 +65,7 @@ class StageConfig(Section):
 
 
 class Config(PublishedConfig):
-    """A run, or one stage of it once the plan is made."""
+    """The configuration of a run, or of one of its stages."""
 
     project: FolderName = key("Trinity-RFT", "Name of the project; first folder of the job.", GUIDE)
     group: Annotated[str, AfterValidator(_group_name)] = key("", "Optional folder between project and name.", TRINITY)

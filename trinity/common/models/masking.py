@@ -121,7 +121,7 @@ def tokenize_and_mask_messages_default(
 
 
 def get_action_mask_method(chat_template: str | None = None) -> Callable[..., Masked]:
-    """Return a masking function: by `generation` tags if any, else by answers."""
+    """Return a masking function: by `generation` tags or by assistant turns."""
     if chat_template is not None and _GENERATION_TAG.search(chat_template):
         return tokenize_and_mask_messages_hf
     return tokenize_and_mask_messages_default

@@ -42,7 +42,7 @@ def call_timeout_s(config: Config) -> float:
 
 
 class ModelWrapper:
-    """The engine as a workflow sees it, as `self.model`.
+    """The engine as workflows see it, in `self.model`.
 
     It holds the engine, the sampling defaults and the identity of the rollout. Every asynchronous method has a
     synchronous form for workflows that run in a thread.

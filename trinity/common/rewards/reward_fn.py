@@ -42,7 +42,7 @@ class RewardFn(Declared, ABC):
 
     @classmethod
     def check_truth(cls, truth: Any) -> None:
-        """Accept what a row holds as its answer, before any attempt.
+        """Check the truth of a row before its first rollout.
 
         A row whose answer is refused is left out and counted. By default everything is accepted.
 

@@ -18,7 +18,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 @REWARD_FUNCTIONS.register_module("tool_call_reward")
 class ToolCallReward(RewardFn):
-    """1 if a response thinks first and then makes exactly the right calls.
+    """1 if a response thinks first, then makes exactly the right tool calls.
 
     The score is named `tool_call`, else it is 0. The calls are the JSON of the last `<tool_call>...</tool_call>`: one
     call or a list, each with `name` and `arguments`. They must be those of the truth in any order, with equal

@@ -240,7 +240,7 @@ def storable_text(text: str | None) -> str | None:
 
 
 class SFTDataModel(Base):
-    """One conversation to imitate.
+    """One conversation for SFT.
 
     Attributes:
         id: row number.

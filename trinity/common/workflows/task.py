@@ -66,7 +66,7 @@ class RolloutArgs(dict[str, Any]):
 
 @dataclass
 class Task:
-    """One row of a taskset together with the way to attempt it.
+    """One row of a taskset, with the workflow that attempts it.
 
     Attributes:
         workflow: class that attempts the task, one of `Workflow`.

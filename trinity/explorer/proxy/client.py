@@ -44,7 +44,7 @@ class ServeError(EngineError):
 
 
 class TrinityClient:
-    """Clients of the OpenAI interface, and rewards of what they were answered.
+    """OpenAI clients, and the rewards for the responses they received.
 
     Every method that asks has a form with `_async`. The calls of its OpenAI clients belong to its task and run: those
     of one run that continue each other are one experience, and the runs of one task are a group.

@@ -57,7 +57,7 @@ class Playthrough(Household):
 
 @WORKFLOWS.register_module("RAFT_alfworld_workflow")
 class RAFTAlfworldWorkflow(EpisodeWorkflow):
-    """A household task of ALFWorld of which only a success is learned.
+    """A household task of ALFWorld; only successes are trained.
 
     A success is a game that was won with all replies in their form. Any other attempt is an experience whose tokens are
     masked, so that its metrics `success`, `reward` and `steps` count.

@@ -28,7 +28,7 @@ AGAIN = (
 
 @WORKFLOWS.register_module("RAFT_reflect_alfworld_workflow")
 class RAFTReflectAlfworldWorkflow(RAFTAlfworldWorkflow):
-    """`RAFTAlfworldWorkflow` that tries again, knowing the first attempt.
+    """`RAFTAlfworldWorkflow` with a second try that sees the first.
 
     The second attempt is learned as a conversation without the first, if all its replies have their form and it got
     more reward, or won in fewer steps. A first success is learned as it is; a first win without the form is not.

@@ -43,7 +43,7 @@ class AlfworldWorkflow(EpisodeWorkflow):
 
 @WORKFLOWS.register_module("step_wise_alfworld_workflow")
 class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
-    """`AlfworldWorkflow` with an experience a step, ready for `gigpo`.
+    """`AlfworldWorkflow` with one experience per step, for `gigpo`.
 
     `info` has `env_state_hash`, the hash of what the step saw, and `step_reward`, the score that the step gave.
     """
