@@ -93,7 +93,7 @@ def _taskset_lines(found: TasksetPreview) -> Iterator[str]:
         yield "the workflow makes its own prompts; the lengths are those of the prompt column"
     yield from _length_lines("prompts", found.lengths)
     if found.num_images:
-        yield f"{found.num_images} images; the lengths count each as what stands for it in the text"
+        yield f"{found.num_images} images; the lengths count each image as its placeholder in the text"
     if found.num_long and found.limit is not None:
         limit, key, what = found.limit
         yield f"{found.num_long} prompts have more than {limit} tokens ({key}): they are {what}"

@@ -38,7 +38,7 @@ def experience(
 ) -> None:
     """Export experiences: texts, tokens, log-probabilities and rewards."""
     if job is None and url is None:
-        raise typer.BadParameter("nothing is given to export; name the folder of a run, or --url", param_hint="JOB")
+        raise typer.BadParameter("nothing is given to export; give the folder of a job, or --url", param_hint="JOB")
     if to not in ("parquet", "jsonl"):
         raise typer.BadParameter(f"must be parquet or jsonl, got {to!r}", param_hint="--to")
     with ended_with():
@@ -101,7 +101,7 @@ def _write_dataset(job: Path, output: Path, choose: Choose, url: str | None, plu
     found = write_dataset(PastRun.of(job, url=url, plugin_dirs=tuple(plugin_dir or ())), output, choose)
     typer.echo(f"{output}: {found.rows} rows")
     for number, why in (
-        (found.repeated, "more are the same as one that is there"),
+        (found.repeated, "more are equal to one that is written already"),
         (found.unfit, "rollouts are cut short, or have no reward"),
         (found.gone, "rollouts have no payload any more (buffer.keep_payloads)"),
     ):

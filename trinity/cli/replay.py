@@ -78,7 +78,7 @@ def _exactness(found: Replayed) -> str:
         return "the run logged no metrics of this step: nothing to compare with"
     differing, common = found.differing(), len(found.logged.keys() & found.own.metrics.keys())
     if not differing:
-        return f"all {common} metrics of the trainer are those of the run, bit for bit"
+        return f"all {common} metrics of the trainer are bitwise identical to those of the run"
     name, (logged, computed) = max(differing.items(), key=lambda item: abs(item[1][0] - item[1][1]))
     reason = found.reason or "software, machine or files are not those of the run"
     most = f"{name} most: {logged:g}, here {computed:g}"
@@ -96,12 +96,12 @@ def _metric_lines(found: Replayed) -> Iterator[str]:
         values = [own.get(name), *([other.get(name)] if other else [])]
         yield f"{name:{width}}  " + "  ".join(f"{'-' if each is None else format(each, '.6g'):>14}" for each in values)
     if other and own == other:
-        yield "these settings change nothing in this step"
+        yield "these settings have no effect in this step"
 
 
 def _sample_lines(found: Replayed, number: int) -> Iterator[str]:
     samples = _samples(found)
-    yield f"samples with the largest {'change of their' if found.other else ''} part of the policy loss:".replace(
+    yield f"experiences with the largest {'change of their' if found.other else ''} part of the policy loss:".replace(
         "  ", " "
     )
     for each in samples[:number]:

@@ -1,4 +1,4 @@
-"""`trinity try`: attempt a few tasks, and train nothing."""
+"""`trinity try`: roll out a few tasks, and train nothing."""
 
 from __future__ import annotations
 

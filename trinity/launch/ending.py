@@ -209,7 +209,7 @@ def _commands(
 
 
 def _taskset(evaluation: str) -> str:
-    """Return the task set of an evaluation's metric."""
+    """Return the taskset of an evaluation's metric."""
     return evaluation.split("/", 1)[1].rsplit("/", 2)[0]
 
 
@@ -218,7 +218,7 @@ def _samples(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return what the model said, and why there is none.
 
-    The worst and the best answers of the last evaluation, or the newest rollouts where nothing was evaluated.
+    The worst and the best responses of the last evaluation, or the newest rollouts where nothing was evaluated.
     """
     try:
         if curves.main_evaluation is not None:

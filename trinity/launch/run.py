@@ -134,7 +134,7 @@ def plan_run(source: ConfigSource, options: RunOptions) -> Plan:
     has their folders.
 
     Raises:
-        ConfigErrors: all that is wrong with the file, or a model or a file cannot be had.
+        ConfigErrors: all that is wrong with the file, or a model or a file cannot be fetched.
     """
     return with_local_models(with_local_copies(_planned(source, options)), fetched_model)
 

@@ -57,14 +57,14 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
 
     Raises:
         ConfigError: it is no folder of a run, or its database is not named (E1922).
-        DataError: there are no such samples (E4070).
+        DataError: there are no such rollouts (E4070).
         EnvironmentProblem: the database cannot be read (E3435).
     """
     place, run = place_of(job, url=url)
     found = _experiences(place, run, asked) if asked.taskset is None else answers_of(job, asked)
     if not found:
         wanted = [f"step {asked.step}"] * (asked.step is not None) + [f"task {asked.task}"] * bool(asked.task)
-        raise DataError(f"{job} has no samples of {' and '.join(wanted) or 'this kind'}", code="E4070")
+        raise DataError(f"{job} has no rollouts of {' and '.join(wanted) or 'this kind'}", code="E4070")
     return found
 
 
@@ -254,10 +254,10 @@ def _sample(row: ExperienceModel) -> dict[str, Any]:
 
 
 def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
-    """Return answers of an evaluation: the task set must be given.
+    """Return rollouts of an evaluation: the taskset must be given.
 
     Raises:
-        DataError: there are no answers to this task set (E4070).
+        DataError: there are no rollouts of this taskset (E4070).
     """
     files = {
         (int(match[1]), file)
@@ -268,7 +268,7 @@ def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
     if not files:
         known = sorted({path.name for folder in _OF_EVALUATIONS for path in (job / folder).glob("*") if path.is_dir()})
         raise DataError(
-            f"{job} has no answers to an evaluation taskset {asked.taskset!r}; it has those to: "
+            f"{job} has no rollouts of an evaluation taskset {asked.taskset!r}; it has those of: "
             f"{', '.join(known) or 'none'}",
             code="E4070",
         )

@@ -93,7 +93,7 @@ class EvaluationReport:
 
     Attributes:
         model_path: what was evaluated.
-        scores: mean of each metric by task set, such as `{"tasks": {"accuracy": 0.75}}`.
+        scores: mean of each metric by taskset, such as `{"tasks": {"accuracy": 0.75}}`.
         metrics: all figures, under the names that mode bench logs.
         seconds: wall time.
     """
@@ -198,7 +198,7 @@ def _evaluations(lines: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, floa
 
 
 def scores_of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the mean of every metric of every task set."""
+    """Return the mean of every metric of every taskset."""
     scores: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         found = _SCORE.fullmatch(name)

@@ -100,7 +100,7 @@ LIVE = {
     "reward_of": Text("reward", "奖励"),
     "advantage": Text("advantage", "优势"),
     "prompt": Text("prompt", "提示"),
-    "response": Text("response", "回答"),
+    "response": Text("response", "回复"),
     "unread": Text("the rollouts cannot be shown: {}", "无法显示 rollout：{}"),
 }
 """What is shown while a run is running; in braces is the number."""

@@ -20,7 +20,7 @@ class BaseSelector(Declared):
     """Chooses the next rows of a dataset; the reader counts epochs.
 
     A selector overrides `get_indices` and the two functions of its state, or only `row_at`, where each choice is a
-    function of its position. A constructor of its own needs not to call this one if it overrides the former.
+    function of its position. A constructor of its own need not call this one if it overrides the former.
 
     Args:
         data_source: the dataset: `dataset_size` usable rows, which are `dataset[i]`; a column is `dataset[name]`.

@@ -83,7 +83,7 @@ class CodeReward(RewardFn):
     Args:
         timeout_s: seconds after which a case is stopped.
         memory_bytes: memory of a case.
-        timeout_score: score of a case that was stopped; None: the response has no score, and the attempt is counted.
+        timeout_score: score of a case that was stopped; None: the response has no score, and the rollout is counted.
     """
 
     needs = frozenset({"truth"})

@@ -30,7 +30,7 @@ class ToolCallReward(RewardFn):
         """Refuse a truth that is no list of calls (E5114)."""
         if calls_in(truth) is None:
             raise RewardError(
-                "the task has no tool calls to compare with: the answer must be a list of {'name': ..., 'arguments': "
+                "the task has no tool calls to compare with: the truth must be a list of {'name': ..., 'arguments': "
                 f"...}}, or JSON of it, got {truth!r:.160}; set format.response_key of the taskset",
                 code="E5114",
             )

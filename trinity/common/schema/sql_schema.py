@@ -274,7 +274,7 @@ class TaskModel(Base):
 
     Attributes:
         id: row number.
-        raw_task: the row of the task set.
+        raw_task: the row of the taskset.
     """
 
     __tablename__ = "task"

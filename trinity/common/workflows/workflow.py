@@ -51,7 +51,7 @@ class Workflow(Declared):
     """Base of all workflows: attempts one task with a model.
 
     Attributes:
-        needs: what an attempt cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
+        needs: what a rollout cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
             function of the taskset; `auxiliary_model`, one of `explorer.auxiliary_models`.
         default_reward_fn: name of the reward function where the taskset names none.
         package: module of an optional package that it needs.
@@ -117,7 +117,7 @@ class Workflow(Declared):
 
     @property
     def rollout_args(self) -> RolloutArgs:
-        """Sampling arguments of the task; `n` is the number of repeats per run."""
+        """Sampling arguments of the task; `n` is the number of rollouts per call."""
         source = self.task.rollout_args if self._rollout_args is None else self._rollout_args
         given = {key: value for key, value in as_dict(source).items() if value is not None}
         return RolloutArgs({**given, "n": self.repeat_times})
@@ -358,7 +358,7 @@ class SimpleWorkflow(Workflow):
 
 
 class BaseSimpleWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` for a class that makes one attempt a run.
+    """`SimpleWorkflow` for a class that makes one rollout per call.
 
     It says itself what it can do, as published.
     """
@@ -375,7 +375,7 @@ class AsyncSimpleWorkflow(SimpleWorkflow):
     is_async = True
 
     async def run_async(self) -> list[Experience]:
-        """Return one scored experience per repeat, scored off the event loop."""
+        """Return one scored experience per rollout, scored off the event loop."""
         responses = await self.model.chat_async(self.format_messages(), **self._tools(), **self.rollout_args)
         return await call_in_thread(self.score, responses)
 
