@@ -1,4 +1,4 @@
-"""Pages, messages and docstrings are in plain English, with one name for one thing."""
+"""Pages, messages and docstrings are in plain words, with one name for one thing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, Page, english_pages
-from tests.docs.words import CODE_PATTERNS, IN_CODE, INSTEAD, odd_words, texts_of
+from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.words import CHINESE, CODE_PATTERNS, IN_CODE, INSTEAD, PATTERNS, odd_words, texts_of
 
-PAGES = [*english_pages(), Page(ROOT / "benchmarks/README.md")]
+BENCHMARKS = Page(ROOT / "benchmarks/README.md")
+PAGES = [*all_pages(), BENCHMARKS, BENCHMARKS.twin]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,7 +40,9 @@ def test_odd_words_are_found_in_pages_messages_and_docstrings(tmp_path: Path) ->
         "line 3: 'goes on'",
     ]
     assert not list(odd_words("It continues; trainers step; what often happens to linear layers."))
-    assert len(CODE_PATTERNS) == len(INSTEAD) + len(IN_CODE)
+    assert [each.split("; ")[1] for each in odd_words("见离策略")] == ["write 'off-policy'"]
+    assert len(PATTERNS) == len(INSTEAD) + len(CHINESE)
+    assert len(CODE_PATTERNS) == len(PATTERNS) + len(IN_CODE)
 
 
 def test_words_of_the_glossary_stand_for_what_they_mean() -> None:

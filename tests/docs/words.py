@@ -31,8 +31,20 @@ INSTEAD = {
     r"mended": "corrected",
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
+    r"commands of their own": "separate commands",
+    r"says? what holds": "explains the rules",
 }
 """What is not written, as a pattern of whole words, and what is written in its place."""
+
+CHINESE = {
+    "离策略": "off-policy",
+    "墙钟": "实际耗时",
+    "任务目录": "作业目录",
+    "快速入门": "快速上手",
+    "试做": "尝试",
+    "死掉": "退出",
+}
+"""The same on Chinese pages, where words have no boundaries."""
 
 IN_CODE = {
     r"task sets?(?! any)": "taskset",
@@ -55,7 +67,7 @@ def _compiled(words: Mapping[str, str]) -> dict[re.Pattern[str], str]:
     return {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): new for pattern, new in whole.items()}
 
 
-PATTERNS = _compiled(INSTEAD)
+PATTERNS = _compiled(INSTEAD) | {re.compile(pattern): new for pattern, new in CHINESE.items()}
 CODE_PATTERNS = PATTERNS | _compiled(IN_CODE)
 
 

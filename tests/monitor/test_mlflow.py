@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.docs.pages import page
+from tests.docs.terminal import answer, served
 from tests.http_service import listening
 from tests.monitor.conftest import be_patient
-from tests.monitor.mlflow_server import MlflowServer
+from tests.monitor.mlflow_server import MlflowServer, free_port
 from trinity.monitor import Monitor, mlflow
 
 tracking = pytest.importorskip("mlflow.tracking")
@@ -188,3 +190,17 @@ def test_the_default_place_is_a_local_server_or_else_a_store_that_is_told(
     assert points(uri, "x") == [(0, 0.0), (1, 1.0)]
     assert len(list((job / "monitor" / "mlflow").rglob("t/*.json"))) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "there"], "nothing in the working directory"
+
+
+@pytest.mark.runs("docs/monitoring.md", "mlflow server")
+def test_the_documented_server_shows_what_is_kept_in_the_job(tmp_path: Path) -> None:
+    """At a port that is free, and with one process for requests, by MLflow's own variables."""
+    (line,) = page("docs/monitoring.md").lines("mlflow server")
+    store = tmp_path / line.rpartition("sqlite:///")[2]
+    monitor = make(store.parents[1], uri=f"sqlite:///{store}")
+    monitor.log({"x": 0.5}, 1)
+    monitor.close()
+    variables = {"MLFLOW_PORT": str(free_port()), "MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with served(line, tmp_path, r"Uvicorn running on (http://127\.0\.0\.1:\d+)", **variables) as address:
+        assert answer(f"{address}/health").text == "OK"
+        assert points(address, "x") == [(1, 0.5)]
