@@ -31,6 +31,7 @@ INSTEAD = {
     r"mended": "corrected",
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
+    r"one's own": "your own",
     r"commands of their own": "separate commands",
     r"says? what holds": "explains the rules",
 }
