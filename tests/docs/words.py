@@ -31,6 +31,9 @@ INSTEAD = {
     r"mended": "corrected",
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
+    r"(?:needed|printed) are": "you need, it prints",
+    r"goes? past": "exceeds, is not in",
+    r"(?:is|are) said (?:by|there)": "is described in, is reported by",
 }
 """What is not written, as a pattern of whole words, and what is written in its place."""
 

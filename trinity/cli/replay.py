@@ -76,7 +76,7 @@ def _exactness(found: Replayed) -> str:
         return "the run logged no metrics of this step: nothing to compare with"
     differing, common = found.differing(), len(found.logged.keys() & found.own.metrics.keys())
     if not differing:
-        return f"all {common} metrics of the trainer are those of the run, bit for bit"
+        return f"all {common} metrics of the trainer are bitwise identical to those of the run"
     name, (logged, computed) = max(differing.items(), key=lambda item: abs(item[1][0] - item[1][1]))
     reason = found.reason or "software, machine or files are not those of the run"
     most = f"{name} most: {logged:g}, here {computed:g}"
