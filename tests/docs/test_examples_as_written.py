@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests import prepared
-from tests.examples import EXAMPLES, SINGLE, configuration, prepared_names
+from tests.docs.followed import programs, run_lines
+from tests.docs.pages import page
+from tests.examples import BY_SCRIPT, EXAMPLES, SINGLE, commands
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -34,7 +32,6 @@ BY_ROLLOUTS = {  # greedy answers are as good as they get before, or ten steps a
 LEAST_GAIN, SHORT_GAIN = 0.1, 0.0
 SHORT = {*LOSSES, "grpo_gsm8k_experience_pipeline", "grpo_gsm8k_task_pipeline"}  # losses, or ten small steps
 LONGEST_S = 1200
-JUDGED = {"grpo_gsm8k_ruler", "grpo_rubric_as_reward"}
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("nightly")
     (made / "examples").symlink_to(EXAMPLES, target_is_directory=True)
     return made
-
-
-@contextmanager
-def judging() -> Iterator[str]:
-    """Run `examples/judge.py`; yield its address."""
-    command = [sys.executable, str(EXAMPLES / "judge.py"), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=prepared.variables_of(os.environ)) as judge:
-        try:
-            assert judge.stdout is not None
-            yield judge.stdout.readline().strip()
-        finally:
-            judge.terminate()
 
 
 def gain(name: str, lines: list[dict[str, float]]) -> float:
@@ -73,15 +58,31 @@ def gain(name: str, lines: list[dict[str, float]]) -> float:
     return values[-1] - values[0]
 
 
+@pytest.mark.runs("examples/*/README.md", "python examples/", "trinity run", "export JUDGE_URL", "kill ")
 @pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
 def test_an_example_trains_as_it_is_written(folder: Path, place: Path) -> None:
-    words = [sys.executable, "examples/prepare.py", *prepared_names(folder)]
-    variables = prepared.variables_of(os.environ)
-    subprocess.run(words, cwd=place, env=variables, check=True, capture_output=True, timeout=LONGEST_S)
-    with judging() if folder.name in JUDGED else nullcontext("") as address:
-        words = ["run", "--config", str(configuration(folder).relative_to(EXAMPLES.parent))]
-        status, output = prepared.finish(words, cwd=place, environment={"JUDGE_URL": address}, timeout_s=LONGEST_S)
-    assert status == 0, output[-4000:]
+    run(commands(folder), place)
     job = place / "checkpoints" / "examples" / folder.name
     lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert gain(folder.name, lines) > (SHORT_GAIN if folder.name in SHORT else LEAST_GAIN)
+
+
+@pytest.mark.runs("examples/README.md")
+def test_the_commands_of_the_index_run(place: Path) -> None:
+    """Behind those of the same example, whose finished run they leave as it is."""
+    said = run(page("examples/README.md").lines(""), place)
+    assert "grpo_gsm8k" in said[page("examples/README.md").lines("trinity status")[0]]
+
+
+@pytest.mark.runs("examples/*/README.md", "bash examples/")
+@pytest.mark.parametrize("name", sorted(BY_SCRIPT))
+def test_a_script_trains_as_it_is_written(name: str, place: Path) -> None:
+    said = run(page(f"examples/{name}/README.md").lines("bash "), place)
+    assert all(output.strip() for output in said.values())
+
+
+def run(lines: list[str], place: Path) -> dict[str, str]:
+    """Run lines as a reader does; return what each printed."""
+    with programs() as path:
+        variables = prepared.variables_of(os.environ) | {"PATH": path}
+        return run_lines(lines, place, variables, timeout_s=LONGEST_S)
