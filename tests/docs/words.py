@@ -32,6 +32,7 @@ INSTEAD = {
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
     r"(?:needed|printed) are": "you need, it prints",
+    r"bit for bit": "bitwise identical",
     r"goes? past": "exceeds, is not in",
     r"(?:is|are) said (?:by|there)": "is described in, is reported by",
     r"commands of their own": "separate commands",
