@@ -22,8 +22,8 @@ TRAINER_MIB, ENGINE_MIB, VLLM_MIB, CONTROL_MIB = 560, 90, 440, 530
 engine in it adds, what vLLM adds, and of a process that only waits for others."""
 KEPT_FRAC = 0.3
 """What a process holds beside, as a share of what it frees and takes again in small pieces in every step: they do not
-fit without gaps, though all threads share a pool and freed pieces are joined (`runtime.allocator`). Fitted to the runs of
-`benchmarks/estimate.py`."""
+fit without gaps, though all threads share a pool and freed pieces are joined (`runtime.allocator`). Fitted to the runs
+of `benchmarks/estimate.py`."""
 CUDA_MIB = 500
 """What CUDA takes of a card for each process, by NVIDIA's documents of recent drivers; not measured here."""
 TRAINER_GPU, ENGINE_GPU, ONE_GPU = "GPU of the trainer", "GPU of an engine", "the GPU"
