@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,12 +143,16 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
 
 @pytest.mark.runs("docs/endpoint.md", "python")
 def test_the_lines_of_the_page_record_what_was_sampled(caller: Rollouts) -> None:
-    """In place of the library's long instructions the model was taught with short ones."""
+    """The model was taught with short instructions, and for fewer steps."""
     (code,) = page("docs/endpoint.md").code("python")
-    agent = functools.partial(ToolCallingAgent, prompt_templates=SHORT, verbosity_level=LogLevel.OFF)
+
+    def agent(tools: list[Any], policy: OpenAIModel, *, max_steps: int) -> ToolCallingAgent:
+        return ToolCallingAgent(tools, policy, SHORT, max_steps=min(max_steps, STEPS), verbosity_level=LogLevel.OFF)
+
     workflow = SimpleNamespace(model=caller.rollout(), task=SimpleNamespace(task_desc=TASK))
     names: dict[str, Any] = {"self": workflow, "tools": [plus_two], "OpenAIModel": OpenAIModel}
-    exec(code, names | {"ToolCallingAgent": agent}, names)  # noqa: S102 - as a workflow does
+    names["ToolCallingAgent"] = agent
+    exec(code, names)  # noqa: S102 - as a workflow does
     names["client"].close()
-    assert names["answer"] and len(names["experiences"]) >= 2
+    assert names["answer"] and len(names["experiences"]) == STEPS + 1
     assert all(bool(each.action_mask.all()) for each in names["experiences"])
