@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests import prepared
-from tests.examples import EXAMPLES, SINGLE, configuration, prepared_names
+from tests.example_runs import job_of, metrics_of, place_of_runs, prepare, train
+from tests.examples import FOLDERS
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -25,6 +19,8 @@ SUCCESS = {
     "modelarts_gsm8k": "score",
 }
 BY_ROLLOUTS = {  # greedy answers are as good as they get before, or ten steps are too few for them
+    "async_gsm8k": "rollout/accuracy/mean",
+    "serve_sums": "rollout/reward/mean",
     "grpo_multi_turn": "rollout/success/mean",
     "grpo_frozen_lake": "rollout/test_score/mean",
     "grpo_email_search": "rollout/reward/mean",
@@ -34,27 +30,11 @@ BY_ROLLOUTS = {  # greedy answers are as good as they get before, or ten steps a
 LEAST_GAIN, SHORT_GAIN = 0.1, 0.0
 SHORT = {*LOSSES, "grpo_gsm8k_experience_pipeline", "grpo_gsm8k_task_pipeline"}  # losses, or ten small steps
 LONGEST_S = 1200
-JUDGED = {"grpo_gsm8k_ruler", "grpo_rubric_as_reward"}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like the root of the repository, in which nothing is prepared yet."""
-    made = tmp_path_factory.mktemp("nightly")
-    (made / "examples").symlink_to(EXAMPLES, target_is_directory=True)
-    return made
-
-
-@contextmanager
-def judging() -> Iterator[str]:
-    """Run `examples/judge.py`; yield its address."""
-    command = [sys.executable, str(EXAMPLES / "judge.py"), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=prepared.variables_of(os.environ)) as judge:
-        try:
-            assert judge.stdout is not None
-            yield judge.stdout.readline().strip()
-        finally:
-            judge.terminate()
+    return place_of_runs(tmp_path_factory.mktemp("nightly") / "root")
 
 
 def gain(name: str, lines: list[dict[str, float]]) -> float:
@@ -73,15 +53,8 @@ def gain(name: str, lines: list[dict[str, float]]) -> float:
     return values[-1] - values[0]
 
 
-@pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_an_example_trains_as_it_is_written(folder: Path, place: Path) -> None:
-    words = [sys.executable, "examples/prepare.py", *prepared_names(folder)]
-    variables = prepared.variables_of(os.environ)
-    subprocess.run(words, cwd=place, env=variables, check=True, capture_output=True, timeout=LONGEST_S)
-    with judging() if folder.name in JUDGED else nullcontext("") as address:
-        words = ["run", "--config", str(configuration(folder).relative_to(EXAMPLES.parent))]
-        status, output = prepared.finish(words, cwd=place, environment={"JUDGE_URL": address}, timeout_s=LONGEST_S)
-    assert status == 0, output[-4000:]
-    job = place / "checkpoints" / "examples" / folder.name
-    lines = [json.loads(line) for line in (job / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert gain(folder.name, lines) > (SHORT_GAIN if folder.name in SHORT else LEAST_GAIN)
+    prepare(folder, place, timeout_s=LONGEST_S)
+    train(folder, place, timeout_s=LONGEST_S)
+    assert gain(folder.name, metrics_of(job_of(folder, place))) > (SHORT_GAIN if folder.name in SHORT else LEAST_GAIN)
