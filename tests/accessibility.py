@@ -58,10 +58,12 @@ STREAMLIT = (
 
 
 def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> list[str]:
-    """Return what is serious or critical of the page that is open.
+    """Return what is serious or critical of the page that is open, once nothing changes it.
+
+    A page that Streamlit runs again meanwhile is looked at again: what it is about to replace is pale.
 
     Args:
-        browser: with the page, which has settled.
+        browser: with the page.
         exceptions: what is left out.
 
     Returns:
@@ -69,7 +71,16 @@ def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> l
     """
     if find_spec(PACKAGE) is None:
         pytest.fail(HOW, pytrace=False)
-    browser.wait(lambda: bool(browser.run(_STILL)), "the end of what fades in")
     browser.run(resources.files(PACKAGE).joinpath("axe.min.js").read_text(encoding="utf-8"))
-    found: list[str] = browser.run(_RUN, IMPACTS, [(each.rule, each.within) for each in exceptions])
+    excepted = [(each.rule, each.within) for each in exceptions]
+    found: list[str] = []
+
+    def is_found() -> bool:
+        browser.settle()
+        if not browser.run(_STILL):
+            return False
+        found[:] = browser.run(_RUN, IMPACTS, excepted)
+        return browser.is_still()
+
+    browser.wait(is_found, "a page that nothing changes")
     return found

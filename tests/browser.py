@@ -138,8 +138,11 @@ class Browser:
     def settle(self) -> None:
         """Wait until the page of Streamlit has been shown again."""
         time.sleep(0.2)  # what was pressed is on its way
-        still = "return document.querySelector('[data-testid=stStatusWidget]') === null"
-        self.wait(lambda: bool(self.run(still)), "the end of the page's script")
+        self.wait(self.is_still, "the end of the page's script")
+
+    def is_still(self) -> bool:
+        """Return whether no script of Streamlit's is changing the page."""
+        return bool(self.run("return document.querySelector('[data-testid=stStatusWidget]') === null"))
 
     def text(self) -> str:
         """Return the text of the page."""

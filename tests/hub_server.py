@@ -47,7 +47,7 @@ class UploadHub:
             front = yaml.safe_load(json.loads(body)["content"].split("---")[1])
             wrong = [] if isinstance(front, dict) and front.get("tags") else [{"message": "the card has no tags"}]
             return 200, {"errors": wrong, "warnings": []}
-        found = re.fullmatch(r"/(?:api/models/)?(\w+/\w+?)(?:\.git)?(/.*)?", path)
+        found = re.fullmatch(r"/(?:api/models/)?([\w-]+/[\w-]+?)(?:\.git)?(/.*)?", path)
         if found is None or found[1] not in self.repositories:
             return 404, {"error": "Repository not found"}
         return self._of_repository(found[1], found[2] or "", body)

@@ -85,6 +85,20 @@ def test_extras_do_not_contradict_what_is_always_installed() -> None:
             assert not base or any(wanted.specifier.contains(version) for version in lowest), (extra, line)
 
 
+def test_the_image_copies_what_is_there_and_installs_extras_that_are_declared() -> None:
+    image, ignored = ((ROOT / name).read_text() for name in ("Dockerfile", ".dockerignore"))
+    copied = [name for line in re.findall(r"^COPY (.+) \S+$", image, flags=re.MULTILINE) for name in line.split()]
+    assert {"pyproject.toml", "trinity"} <= set(copied)
+    assert [name for name in copied if not (ROOT / name).exists() or f"!{name}" not in ignored.splitlines()] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [name for names in re.findall(r"extras=([\w,]+)", image) for name in names.split(",")]
+    assert "vllm" in extras and set(extras) <= set(project["optional-dependencies"])
+    for text in (image, (ROOT / "docs" / "install.md").read_text()):
+        assert re.findall(r'pip install "(torch[^"]*)"', text) == [
+            line for line in project["dependencies"] if Requirement(line).name == "torch"
+        ]
+
+
 @pytest.mark.slow
 def test_the_installed_wheel_runs_the_quickstart(built: tuple[Path, Path], tmp_path: Path) -> None:
     """In a folder of its own, without the repository; its two stages are shortened."""

@@ -118,31 +118,32 @@ TEXTS: dict[str, dict[str, Any]] = {
         "title": "Model families",
         "other": "[中文](families.zh.md)",
         "intro": """\
-Every causal language model of the installed Transformers is either computed right or refused by name before anything
-starts. Right means: log-probabilities and gradients of rows that are trained together, and samples of rows that are
-served together, are those of each row alone through the model's own eager forward pass in float32.
+Look up your model here before you train it. Every causal language model of the installed Transformers is either
+computed right, or refused by name before anything starts. "Right" means that rows trained or sampled together give
+the same log-probabilities, gradients and samples as each row alone. The reference is the model's own eager forward
+pass in float32.
 
-The table was made by trying: each family was built tiny and random, with windows shorter than its rows, with soft caps,
-scales and dropout. `python tools/family_table.py` makes it again, and the tests hold it to what is so. It was made with
-Transformers {version}. What each word means:""",
+The table is measured. Each family was built tiny and with random weights, with windows shorter than its rows, and
+with soft caps, scales and dropout. `python tools/family_table.py` makes the table again, and the tests compare it
+with the code. It was made with Transformers {version}. The words mean:""",
         "words": {
-            "own": "our own forward pass",
-            "packed": "Hugging Face's forward pass over all rows in one list, with our attention: windows, soft caps, sinks",
-            "padded": "Hugging Face's forward pass over padded rows, for layers that are more than attention; no sequence parallelism",
-            "slots": "Hugging Face's forward pass over rows side by side",
-            "rows": "Hugging Face's forward pass, one row a call, which is slow",
-            "right": "measured with vLLM on a CPU: the log-probabilities of samples, before and after new weights, are Hugging Face's",
+            "own": "Trinity's own forward pass",
+            "packed": "Hugging Face's forward pass over all rows in one list, with Trinity's attention: windows, soft caps, sinks",
+            "padded": "Hugging Face's forward pass over padded rows, for families with layers other than attention; no sequence parallelism",
+            "slots": "Hugging Face's forward pass over several rows at once",
+            "rows": "Hugging Face's forward pass, one row per call, which is slow",
+            "right": "measured with vLLM on a CPU: log-probabilities of samples equal Hugging Face's, before and after new weights",
             "refused": "`trinity validate` refuses it, and says what works instead",
-            REFUSED_ON_CPU: "measured with vLLM on a CPU, where its start refuses it, as it computes it otherwise; not measured on a GPU",
-            "not started": "vLLM on a CPU does not start with it, and says why; not measured on a GPU",
-            "not served": "vLLM has no model of this family; where it takes Transformers' own instead, that is not measured",
+            REFUSED_ON_CPU: "measured with vLLM on a CPU: the results differ, so a start on a CPU is refused; not measured on a GPU",
+            "not started": "vLLM on a CPU does not start with this family, and says why; not measured on a GPU",
+            "not served": "vLLM has no model of this family; if it uses Transformers' model instead, that is not measured",
         },
         "head": ["Family", "Training", "Critic", "Embedded engine", "vLLM"],
         "vision": "Families that read images",
         "vision text": (
-            "{names}: training and the embedded engine compute the language model by our own forward pass, and images "
-            "go through the vision model of Transformers; see [images](workflows.md#images).\n"
-            "Other families with a vision model are refused by name where rows have images."
+            "For {names}, training and the embedded engine compute the language model with Trinity's own forward pass, and "
+            "images with the vision model of Transformers; see [images](workflows.md#images).\n"
+            "Other families with a vision model are refused by name if rows have images."
         ),
         "table": "All families",
         "why": "Why some cannot be trained",
@@ -153,28 +154,29 @@ Transformers {version}. What each word means:""",
         "title": "模型系列",
         "other": "[English](families.md)",
         "intro": """\
-所安装的 Transformers 里的每个因果语言模型，要么算得正确，要么在任何东西启动之前被点名拒绝。正确是指：一起训练的各行的
-对数概率和梯度、一起采样的各行的样本，都与每一行单独通过模型自己的 eager 前向计算（float32）的结果相同。
+训练一个模型之前，请在这里查找它。所安装的 Transformers 里的每个因果语言模型，要么计算正确，要么在启动之前被点名拒绝。
+“正确”是指：一起训练或一起采样的各行，其对数概率、梯度和样本与每一行单独计算相同；
+以模型自己的 eager 前向计算（float32）为准。
 
-这张表是试出来的：每个系列都用很小的随机模型搭建，窗口比行短，并打开 soft cap、缩放和 dropout。
-`python tools/family_table.py` 重新生成它，测试保证它与事实一致。生成时的 Transformers 版本是 {version}。各个词的意思：""",
+这张表由实测得出：每个系列都用很小的随机模型搭建，窗口比行短，并打开 soft cap、缩放和 dropout。
+`python tools/family_table.py` 重新生成它，测试把它与代码对照。生成时的 Transformers 版本是 {version}。各个词的意思：""",
         "words": {
-            "own": "我们自己的前向计算",
-            "packed": "Hugging Face 的前向计算，所有行排成一列，注意力用我们的：窗口、soft cap、sink",
-            "padded": "Hugging Face 的前向计算，行做填充，用于不止有注意力的层；不支持序列并行",
-            "slots": "Hugging Face 的前向计算，各行并排",
+            "own": "Trinity 自己的前向计算",
+            "packed": "Hugging Face 的前向计算，所有行排成一列，注意力用 Trinity 的：窗口、soft cap、sink",
+            "padded": "Hugging Face 的前向计算，各行填充到等长，用于含有注意力以外的层的系列；不支持序列并行",
+            "slots": "Hugging Face 的前向计算，多行同时计算",
             "rows": "Hugging Face 的前向计算，每次调用算一行，较慢",
-            "right": "在 CPU 上用 vLLM 测得：样本的对数概率在换权重之前和之后都与 Hugging Face 相同",
-            "refused": "`trinity validate` 会拒绝它，并说明可以用什么代替",
+            "right": "在 CPU 上用 vLLM 测得：更新权重之前和之后，样本的对数概率都与 Hugging Face 相同",
+            "refused": "`trinity validate` 会拒绝它，并说明可以怎样代替",
             REFUSED_ON_CPU: "在 CPU 上用 vLLM 测过，计算结果不同，因此在 CPU 上启动时拒绝；没有在 GPU 上测过",
-            "not started": "vLLM 在 CPU 上不能用它启动，并说明原因；没有在 GPU 上测过",
-            "not served": "vLLM 没有这个家族的模型；若它改用 Transformers 自己的模型，那没有测过",
+            "not started": "vLLM 在 CPU 上无法启动这个系列，并说明原因；没有在 GPU 上测过",
+            "not served": "vLLM 没有这个系列的模型；如果它改用 Transformers 的模型，这种情况没有测过",
         },
         "head": ["系列", "训练", "Critic", "内置引擎", "vLLM"],
-        "vision": "读取图片的系列",
+        "vision": "读取图像的系列",
         "vision text": (
-            "训练和内置引擎用我们自己的语言模型前向计算处理 {names}，图片经过 Transformers 的视觉模型；详见[图像](workflows.zh.md#图像)。"
-            "其他带视觉模型的系列在有图片时会被点名拒绝。"
+            "对于 {names}，训练和内置引擎用 Trinity 自己的前向计算处理语言模型，用 Transformers 的视觉模型处理图像；见[图像](workflows.zh.md#图像)。"
+            "其他带视觉模型的系列，如果数据行带有图像，会被点名拒绝。"
         ),
         "table": "所有系列",
         "why": "为什么有些不能训练",

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.buffer.files import dataset, write_jsonl
 from tests.buffer.test_dataset_reader import MESSAGES, chat
 from tests.buffer.test_dataset_reader import tokenizer as tokenizer
+from tests.docs.pages import page
 from tests.tiny import tiny_tokenizer
 from trinity.buffer import get_buffer_reader
 from trinity.buffer.dataset_reader import DatasetReader
@@ -210,6 +211,14 @@ def test_tools_reach_the_template_as_they_were_written_from_every_file(tmp_path:
     assert json.loads(first[: first.index("]{") + 1]) == TOOLS
     assert '"tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]' in first
     assert not tokenizer.decode(tokens[0][2]).startswith("[")
+
+
+@pytest.mark.runs("docs/datasets.md", "json")
+def test_the_row_of_the_page_is_learnt(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    (row,) = page("docs/datasets.md").code("json")
+    path = write_jsonl(tmp_path / "d.jsonl", [json.loads(row)])
+    (exp,) = reader_of(tokenizer, path, MESSAGES, schema="sft").read(5)
+    assert exp.response_text == "42<|im_end|>"
 
 
 def test_an_answer_that_is_no_text_is_set_aside_and_a_number_is_learnt(

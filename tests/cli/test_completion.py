@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import trinity
+from tests.docs.followed import run_lines
+from tests.docs.pages import ROOT, page
 from trinity.cli.app import app
 from trinity.launch.job import LOCKS, RECORD
 from trinity.utils.environment import environment
@@ -113,3 +116,14 @@ def test_a_completion_imports_nothing_heavy_and_knows_a_new_key(
     section.write_text(text.replace(key, f'    own_key: bool = key(False, "Ours.", OWN)\n{key}'), encoding="utf-8")
     *third, _ = asked_apart(package)
     assert set(third) - set(first) == {"algorithm.own_key"}
+
+
+@pytest.mark.runs("docs/configuration.md", "trinity --install-completion")
+def test_the_documented_command_installs_it_for_the_shell_that_calls(tmp_path: Path) -> None:
+    (tmp_path / "trinity").write_text(f'#!/bin/sh\nexec {sys.executable} -m trinity "$@"\n')
+    (tmp_path / "trinity").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    lines = page("docs/configuration.md").lines("trinity --install-completion")
+    run_lines(lines, tmp_path, {"PATH": path, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)})
+    (script,) = re.findall(r"source '?([^'\n]+)", (tmp_path / ".bashrc").read_text())
+    assert "_TRINITY_COMPLETE" in Path(script).read_text()

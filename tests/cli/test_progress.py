@@ -170,3 +170,25 @@ def test_no_more_is_read_of_a_stage_that_has_ended() -> None:
     progress.on_metrics("explorer", 9, {"rollout/reward/mean": 0.5})
     assert progress._reading is not None and not progress._reading.is_alive()
     assert "rollout:" not in text.getvalue()[len(before) :]
+
+
+def test_rollouts_that_another_process_read_are_shown_as_often_as_others() -> None:
+    progress, text, clock = plain(interval_s=1e9)
+    with progress:
+        progress.start("rft", totals={"trainer": 80})
+        for each in (FOUND[:1], FOUND[:1], []):
+            progress.on_rollouts(each, "")
+            clock.now += 10.0
+        progress.on_rollouts([], "it is damaged")
+    line = r"[rft] rollout: reward 1.000, advantage 0.500: '1+2=' -> 'the sum is \\x1b[31m3'"
+    assert text.getvalue().splitlines() == [line, "[rft] the rollouts cannot be shown: it is damaged"]
+
+
+def test_a_terminal_has_the_panel_of_rollouts_that_another_process_read() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120, force_terminal=True, color_system=None)
+    with Progress(console=console, is_chinese=False) as progress:
+        progress.start("rft", totals={"trainer": 80})
+        progress.on_rollouts(FOUND, "")
+    shown = text.getvalue()
+    assert "Latest rollouts" in shown and "1+2=" in shown and "the sum is \\x1b[31m3" in shown

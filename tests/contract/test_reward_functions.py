@@ -242,6 +242,7 @@ def test_a_plugin_without_prompt_and_a_plain_function_reward_a_run(tmp_path: Pat
     assert any(line["rollout/reward/max"] > 1.0 for line in lines), "the argument counts"
 
 
+@pytest.mark.runs("docs/workflows.md", "from trinity.common.rewards")
 def test_the_reward_function_of_the_page_rewards_a_run(tmp_path: Path) -> None:
     for text in (page("docs/workflows.md"), page("docs/workflows.zh.md")):
         assert text.code("python")[1] == page("docs/workflows.md").code("python")[1]

@@ -10,18 +10,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
-# Pages whose commands run one after the other, by tests of their own.
-FOLLOWED = (
-    "evaluation",
-    "gsm8k",
-    "monitoring",
-    "own-data",
-    "quickstart",
-    "recipes",
-    "rewards",
-    "sft-grpo-lora",
-    "troubleshooting",
-)
+
+@dataclass(frozen=True)
+class Snippet:
+    """What a reader runs at once: a line of a block of bash, or the whole block of another language.
+
+    Attributes:
+        page: name of its page.
+        language: of the block.
+        block: the whole block.
+        text: what is run.
+    """
+
+    page: str
+    language: str
+    block: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,19 @@ class Page:
         return [code for kind, code in self.blocks if kind == language]
 
     @property
+    def snippets(self) -> list[Snippet]:
+        """All that a reader runs; blocks of `text` are what programs print, and pictures."""
+        found: list[Snippet] = []
+        for language, code in self.blocks:
+            parts = command_lines(code) if language == "bash" else [code] if language != "text" else []
+            found += [Snippet(self.name, language, code, part) for part in parts]
+        return found
+
+    def lines(self, begins: str) -> list[str]:
+        """Return the commands that begin so."""
+        return [each.text for each in self.snippets if each.language == "bash" and each.text.startswith(begins)]
+
+    @property
     def headings(self) -> list[tuple[int, str]]:
         """Level and title of every heading."""
         found = re.findall(r"^(#+) (.+)$", self.prose, flags=re.MULTILINE)
@@ -94,6 +111,11 @@ class Page:
         return [row.count("|") for row in rows]
 
 
+def command_lines(code: str) -> list[str]:
+    """Return the commands of a block of bash; one that goes on behind a backslash is one."""
+    return [line for line in re.split(r"(?<!\\)\n", code) if line.strip()]
+
+
 def all_pages() -> list[Page]:
     """Return every page of the documentation, both languages."""
     folders = (ROOT / "docs").rglob("*.md"), (ROOT / "examples").rglob("*.md")
@@ -103,6 +125,11 @@ def all_pages() -> list[Page]:
 def english_pages() -> list[Page]:
     """Return the English pages."""
     return [page for page in all_pages() if not page.is_chinese]
+
+
+def pages_with_commands() -> list[Page]:
+    """Return the English pages, and that of the benchmarks, which is not on the site."""
+    return [*english_pages(), page("benchmarks/README.md")]
 
 
 def page(name: str) -> Page:

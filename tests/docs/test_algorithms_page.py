@@ -10,7 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.docs.pages import page
-from tests.docs.test_examples import BASE, _merged
+from tests.docs.test_examples import BASE
+from tests.trees import merged
 from trinity.algorithm import ADVANTAGE_CONTENTS, ALGORITHM_CONTENTS
 from trinity.cli.app import app
 from trinity.explain.functions import sources
@@ -76,7 +77,7 @@ def test_what_the_page_shows_is_what_the_commands_print(tmp_path: Path) -> None:
     algorithms, effective, _ = page("docs/algorithms.md").code("text")
     _assert_excerpt(algorithms, _output("algorithms", "gspo"))
     example = next(code for code in page("docs/algorithms.md").code("yaml") if "gspo" in code)
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(_merged(yaml.safe_load(BASE), yaml.safe_load(example))))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(yaml.safe_load(BASE), yaml.safe_load(example))))
     _assert_excerpt(effective, _output("config", "show", "--config", str(tmp_path / "run.yaml"), "--effective-loss"))
 
 

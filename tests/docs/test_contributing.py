@@ -14,6 +14,7 @@ from trinity.monitor import MONITOR, Monitor
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.runs("CONTRIBUTING.md", "python")
 def test_the_monitor_plugin_of_the_page_works(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
+from tests.docs.marks import marked
 from tests.docs.pages import ROOT, Page
 
 PAGE = Page(ROOT / "docs/differences.md")
@@ -21,27 +21,16 @@ def entries(page: Page) -> list[list[str]]:
     return [row for row in rows if row not in heads]
 
 
-def _marked() -> dict[str, list[str]]:
+def _tests_by_entry() -> dict[str, list[str]]:
     """Return the tests by the entry that they are marked with."""
     found: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = file.read_text(encoding="utf-8")
-        if f"mark.{MARK}(" not in text:
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                for name in _names(node):
-                    found.setdefault(name, []).append(f"{file.relative_to(ROOT)}::{node.name}")
+    for test, names in marked(MARK):
+        for name in names:
+            found.setdefault(name, []).append(test)
     return found
 
 
-def _names(test: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    calls = [each for each in test.decorator_list if isinstance(each, ast.Call)]
-    marks = [each for each in calls if isinstance(each.func, ast.Attribute) and each.func.attr == MARK]
-    return [ast.literal_eval(name) for mark in marks for name in mark.args]
-
-
-MARKED = _marked()
+MARKED = _tests_by_entry()
 CASES = [row[0] for row in entries(PAGE)]
 
 

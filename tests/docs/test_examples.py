@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from tests.docs.pages import Page, english_pages, page
 from tests.tiny import tiny_model
 from tests.trees import merged
 from trinity.catalogue import builtin_catalogue
+from trinity.cli.app import app
 from trinity.common.config import dump_config, load_plan
 from trinity.common.errors import ExitCode
 from trinity.launch.run import RunOptions, plan_run, run_plan
@@ -33,6 +36,7 @@ EXAMPLES = [
     for part in english_pages()
     if part.path.name != "plugins.md"  # of parts that its own test runs
     for number, code in enumerate(part.code("yaml"))
+    if not code.startswith("apiVersion")  # is for Kubernetes
 ]
 # Names that only another algorithm or an evaluation writes.
 NOT_IN_THIS_RUN = {
@@ -57,6 +61,7 @@ def _module(path: Path, name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.runs("*.md", "yaml")
 @pytest.mark.parametrize(("part", "code"), EXAMPLES)
 def test_yaml_examples_are_valid_in_this_version(part: Page, code: str, tmp_path: Path) -> None:
     example = yaml.safe_load(code)
@@ -113,6 +118,7 @@ def _names(job: Path) -> set[str]:
     return {name for line in lines for name in line}
 
 
+@pytest.mark.runs("docs/workflows.md", "from trinity.buffer.operators")
 def test_the_plugin_example_is_used_by_the_run(finished_run: Path) -> None:
     lines = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
     explored = next(line for line in lines if line["actor"] == "explorer" and line["step"] == 1)
@@ -146,6 +152,16 @@ def test_the_job_folder_is_as_documented(finished_run: Path) -> None:
     assert not missing
 
 
+@pytest.mark.runs("docs/workflows.md", "trinity validate", "trinity run")
+def test_the_commands_of_the_plugin_example_run(finished_run: Path) -> None:
+    lines = page("docs/workflows.md").lines("trinity validate ") + page("docs/workflows.md").lines("trinity run ")
+    assert len(lines) == 2
+    for line in lines:
+        done = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert done.exit_code == ExitCode.DONE, done.output
+
+
+@pytest.mark.runs("docs/workflows.md", "import asyncio")
 def test_the_script_that_tries_a_workflow_runs(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Path("try.py")
     script.write_text(page("docs/workflows.md").code("python")[2], encoding="utf-8")
@@ -155,6 +171,9 @@ def test_the_script_that_tries_a_workflow_runs(finished_run: Path, capsys: pytes
     assert "Please check your answer." in capsys.readouterr().out
 
 
+@pytest.mark.runs(
+    "docs/workflows.md", "from trinity.common.workflows import WORKFLOWS\nfrom trinity.common.workflows.step_wise"
+)
 def test_the_agent_of_several_steps_trains(finished_run: Path) -> None:
     example = page("docs/workflows.md")
     folder = finished_run.parents[2]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.example_runs import job_of, metrics_of, place_of_runs, prepare, train
-from tests.examples import FOLDERS
+from tests import prepared
+from tests.docs.followed import programs, run_lines
+from tests.docs.pages import page
+from tests.example_runs import job_of, metrics_of
+from tests.examples import BY_SCRIPT, EXAMPLES, SINGLE, commands
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -34,7 +38,10 @@ LONGEST_S = 1200
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return place_of_runs(tmp_path_factory.mktemp("nightly") / "root")
+    """A folder like the root of the repository, in which nothing is prepared yet."""
+    made = tmp_path_factory.mktemp("nightly")
+    (made / "examples").symlink_to(EXAMPLES, target_is_directory=True)
+    return made
 
 
 def gain(name: str, lines: list[dict[str, float]]) -> float:
@@ -53,8 +60,29 @@ def gain(name: str, lines: list[dict[str, float]]) -> float:
     return values[-1] - values[0]
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.runs("examples/*/README.md", "python examples/", "trinity run", "export JUDGE_URL", "kill ")
+@pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
 def test_an_example_trains_as_it_is_written(folder: Path, place: Path) -> None:
-    prepare(folder, place, timeout_s=LONGEST_S)
-    train(folder, place, timeout_s=LONGEST_S)
+    run(commands(folder), place)
     assert gain(folder.name, metrics_of(job_of(folder, place))) > (SHORT_GAIN if folder.name in SHORT else LEAST_GAIN)
+
+
+@pytest.mark.runs("examples/README.md")
+def test_the_commands_of_the_index_run(place: Path) -> None:
+    """Behind those of the same example, whose finished run they leave as it is."""
+    said = run(page("examples/README.md").lines(""), place)
+    assert "grpo_gsm8k" in said[page("examples/README.md").lines("trinity status")[0]]
+
+
+@pytest.mark.runs("examples/*/README.md", "bash examples/")
+@pytest.mark.parametrize("name", sorted(BY_SCRIPT))
+def test_a_script_trains_as_it_is_written(name: str, place: Path) -> None:
+    run(commands(EXAMPLES / name), place)
+    assert gain(name, metrics_of(job_of(EXAMPLES / name, place))) > LEAST_GAIN
+
+
+def run(lines: list[str], place: Path) -> dict[str, str]:
+    """Run lines as a reader does; return what each printed."""
+    with programs() as path:
+        variables = prepared.variables_of(os.environ) | {"PATH": path}
+        return run_lines(lines, place, variables, timeout_s=LONGEST_S)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs.followed import NOT_RUN, STEP, follow
-from tests.docs.pages import FOLLOWED, Page, page
+from tests.docs.followed import STEP, follow, programs, run_lines
+from tests.docs.pages import Page, page
 from tests.e2e.short_run import SHORT
 from tests.judge import write_judge
 from tests.tiny import tiny_model
@@ -29,12 +29,6 @@ GUIDES = (
     "own-data", "quickstart", "recipes", "rewards", "sft-grpo-lora", "troubleshooting",
 )  # fmt: skip
 each_guide = pytest.mark.parametrize("guide", [page(f"docs/{name}.md") for name in GUIDES], ids=lambda part: part.name)
-
-
-@each_guide
-def test_every_command_is_run_by_a_test_or_needs_what_no_test_has(guide: Page) -> None:
-    lines = [line for code in guide.code("bash") for line in code.splitlines() if line]
-    assert guide.path.stem in FOLLOWED or all(line.startswith(NOT_RUN) for line in lines), lines
 
 
 @each_guide
@@ -62,6 +56,7 @@ def test_the_names_of_trl_and_verl_are_those_that_are_understood() -> None:
         assert row is not None and any(key.startswith(target) for target in row.to), (name, key)
 
 
+@pytest.mark.runs("docs/sft-grpo-lora.md")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sft_and_then_an_adapter(tmp_path: Path) -> None:
@@ -71,6 +66,8 @@ def test_sft_and_then_an_adapter(tmp_path: Path) -> None:
     assert (tmp_path / "sums-model" / "config.json").exists()
 
 
+@pytest.mark.runs("docs/quickstart.md", "trinity ")
+@pytest.mark.runs("docs/running.md", "trinity quickstart", "trinity validate", "trinity run --config quickstart/")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quickstart(tmp_path: Path) -> None:
@@ -87,13 +84,16 @@ def test_the_quickstart(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(tree))
     test = tmp_path / "quickstart" / "data" / "test.jsonl"
     test.write_text("".join(test.read_text().splitlines(keepends=True)[:16]))
-    said = follow(page("docs/quickstart.md"), tmp_path)
+    said = follow(page("docs/quickstart.md"), tmp_path, without=("make demo",))
     assert "held-out accuracy (greedy)" in said["trinity quickstart --dir quickstart"]
     written = re.findall(r"^(quickstart/\S+)", "\n".join(page("docs/quickstart.md").code("text")), flags=re.MULTILINE)
     assert len(written) == 7 and all((tmp_path / name).exists() for name in written)
     assert (tmp_path / "quickstart/checkpoints/quickstart/shorter/rft/global_step_10").exists()
+    with programs() as path:  # what is finished stays as it is
+        run_lines(page("docs/running.md").lines("trinity ")[:3], tmp_path, {"PATH": path})
 
 
+@pytest.mark.runs("docs/gsm8k.md")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_gsm8k_with_a_model_that_answers_in_one_word(tmp_path: Path) -> None:
@@ -111,6 +111,7 @@ def test_gsm8k_with_a_model_that_answers_in_one_word(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints/gsm8k/tiny/global_step_1").exists()
 
 
+@pytest.mark.runs("docs/rewards.md", "bash", "python")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_rule_and_the_judge_of_the_page_on_rewards(tmp_path: Path) -> None:
@@ -138,11 +139,12 @@ FAKES = {
     "scontrol": "printf 'one\\ntwo\\n'",
     "srun": 'while [[ "$1" == -* ]]; do [ "$1" = -w ] && shift; shift; done; "$@"',
     "hostname": "echo 10.0.0.1",
-    "ray": 'echo "ray $*" >>said',
+    "ray": 'if [ "$1" = status ]; then sed -n "s/^ray start.*/ 1 node_x/p" said; else echo "ray $*" >>said; fi',
     "trinity": 'echo "trinity $*" >>said; exit 7',
 }
 
 
+@pytest.mark.runs("docs/cluster.md", "sh")
 def test_the_script_for_slurm_starts_ray_and_then_the_run_and_ends_as_it_does(tmp_path: Path) -> None:
     """Slurm, Ray and the run are programs that write down how they are called."""
     (script,) = [code for name, _, code in STEP.findall(page("docs/cluster.md").text) if name == "grpo.sbatch"]
@@ -155,24 +157,78 @@ def test_the_script_for_slurm_starts_ray_and_then_the_run_and_ends_as_it_does(tm
         (tmp_path / "bin" / name).chmod(0o755)
     variables = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_NODELIST": "x", "RAY_WAIT": "0.3",
+        "SLURM_JOB_NODELIST": "x",
     }  # fmt: skip
     done = subprocess.run(["bash", "grpo.sbatch"], cwd=tmp_path, env=variables, timeout=60, check=False)
     assert done.returncode == 7
     assert (tmp_path / "said").read_text().splitlines() == [
-        "ray start --head --node-ip-address=10.0.0.1 --port=6379 --num-gpus=8 --block",
+        "ray start --head --node-ip-address=10.0.0.1 --port=6379 --num-gpus=8 --include-dashboard=false --block",
         "ray start --address=10.0.0.1:6379 --num-gpus=8 --block",
         "trinity run --config run.yaml --set cluster.ray_address=10.0.0.1:6379 --set cluster.node_num=2",
     ]
 
 
+QUANTITY = r"\d+([KMGTPE]i?|m)?"  # a number, or a text such as 500Gi
+TEMPLATE = {
+    "spec": {
+        "containers": [
+            {
+                "name": str,
+                "image": str,
+                "workingDir": str,
+                "resources": {"limits": {"*": QUANTITY}, "requests": {"*": QUANTITY}},
+                "volumeMounts": [{"name": str, "mountPath": str}],
+            }
+        ],
+        "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}, "emptyDir": {"medium": str}}],
+    }
+}
+GROUP = {"rayStartParams": {"*": str}, "template": TEMPLATE}
+COUNTS = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), int)
+# Fields of a RayJob that the page has, with their types, as the operator declares them.
+SHAPE = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "entrypoint": str,
+        "shutdownAfterJobFinishes": bool,
+        "backoffLimit": int,
+        "rayClusterSpec": {"headGroupSpec": GROUP, "workerGroupSpecs": [GROUP | COUNTS | {"groupName": str}]},
+    },
+}
+NEEDED = {"headGroupSpec", "template", "groupName", "minReplicas", "maxReplicas", "containers", "name", "mountPath",
+          "claimName", "entrypoint", "rayStartParams"}  # fmt: skip
+
+
+@pytest.mark.runs("docs/cluster.md", "apiVersion")
 def test_the_job_for_kubernetes_is_a_ray_job_with_a_head_and_a_worker() -> None:
     (code,) = [code for name, _, code in STEP.findall(page("docs/cluster.md").text) if name == "rayjob.yaml"]
     job = yaml.safe_load(code)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    check_shape(job, SHAPE, "")
     cluster = job["spec"]["rayClusterSpec"]
-    templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
-    for template in templates:
-        (container,) = template["spec"]["containers"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
         mounted = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in template["spec"]["volumes"]}
+        assert mounted == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+def check_shape(value: Any, shape: Any, path: str) -> None:
+    """Check names and types of fields: an unknown one is refused by the cluster, and so is one that is missing."""
+    if isinstance(shape, dict):
+        assert isinstance(value, dict), path
+        for name, inner in value.items():
+            assert name in shape or "*" in shape, f"{path}.{name}"
+            check_shape(inner, shape.get(name, shape.get("*")), f"{path}.{name}")
+        assert NEEDED & set(shape) <= set(value), (path, NEEDED & set(shape) - set(value))
+    elif isinstance(shape, list):
+        assert isinstance(value, list) and value, path
+        for number, inner in enumerate(value):
+            check_shape(inner, shape[0], f"{path}[{number}]")
+    elif shape == QUANTITY:
+        assert re.fullmatch(QUANTITY, str(value)), (path, value)
+    else:
+        assert type(value) is shape, (path, value)

@@ -48,6 +48,7 @@ def metrics(job: Path, name: str) -> dict[int, float]:
     return {line["step"]: line[name] for line in lines if name in line}
 
 
+@pytest.mark.runs("docs/own-data.md")
 def test_the_page_shows_its_first_row(newcomer: Newcomer) -> None:
     assert newcomer.output_of("head -n 1").strip() in PAGE.text
 
@@ -92,13 +93,15 @@ def test_the_exported_model_loads_and_is_the_trained_one(newcomer: Newcomer) -> 
     assert any(not torch.equal(trained[name].float(), start[name].float()) for name in trained)
 
 
+@pytest.mark.runs("docs/monitoring.md", "trinity ", "tail ")
 def test_the_page_on_monitoring_reads_the_run(newcomer: Newcomer) -> None:
-    said = follow(page("docs/monitoring.md"), newcomer.folder)
+    said = follow(page("docs/monitoring.md"), newcomer.folder, without=("tensorboard ", "wandb ", "mlflow "))
     assert "units" in said["trinity runs checkpoints"]
     assert json.loads(said["trinity status checkpoints/own/units --json"])["status"] == "done"
     assert "task 3/6" in said["trinity show checkpoints/own/units --task 3/6"]
 
 
+@pytest.mark.runs("docs/evaluation.md")
 def test_the_page_on_evaluation_evaluates_the_checkpoints(newcomer: Newcomer) -> None:
     """The unbiased pass@8 of eight answers is the share of tasks with a right one, and pass@1 the mean."""
     said = follow(page("docs/evaluation.md"), newcomer.folder)
@@ -117,6 +120,8 @@ def test_the_page_on_evaluation_evaluates_the_checkpoints(newcomer: Newcomer) ->
     assert "'unit'" in said["python evaluate.py"]
 
 
+@pytest.mark.runs("docs/recipes.md", "bash")
+@pytest.mark.runs("docs/troubleshooting.md", "bash")
 @pytest.mark.parametrize("name", ["recipes", "troubleshooting"])
 def test_the_commands_of_a_page_work_on_the_newcomers_file(newcomer: Newcomer, name: str) -> None:
     said = follow(page(f"docs/{name}.md"), newcomer.folder)

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.docs.pages import ROOT, Page
 from tests.e2e.tiny_run import TinyRun
+from tests.trees import merged
 
 PAGE = Page(ROOT / "docs/plugins.md")
 KINDS = [title for level, title in PAGE.headings if level == 2]
-
-
-def _merge(into: dict[str, Any], part: dict[str, Any]) -> None:
-    for key, value in part.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     for number, code in enumerate(PAGE.code("python")):
         (folder / "plugins" / f"part_{number}.py").write_text(code)
     for part in PAGE.code("yaml"):
-        _merge(run.tree, yaml.safe_load(part))
+        run.tree = merged(run.tree, yaml.safe_load(part))
     end = run.finish("--plugin-dir", "plugins")
     assert end.status == 0, end.output
     return run
@@ -47,6 +39,7 @@ def test_every_kind_of_the_registries_table_has_its_plugin() -> None:
     assert PAGE.twin.blocks == PAGE.blocks
 
 
+@pytest.mark.runs("docs/plugins.md")
 @pytest.mark.parametrize(
     ("actor", "name", "value"),
     [

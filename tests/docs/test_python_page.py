@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.docs.pages import ROOT, Page
@@ -14,6 +15,7 @@ from tests.e2e.tiny_run import TinyRun
 PAGE = Page(ROOT / "docs/python.md")
 
 
+@pytest.mark.runs("docs/python.md", "python")
 def test_the_snippets_run_in_their_order(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.write_rows([{"question": "1+1=", "answer": "2"}], "held.jsonl")

@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.common.schema.test_sql_schema import FAQ_SCRIPT
-from tests.docs.pages import FOLLOWED, Page, english_pages, page
+from tests.docs.pages import Page, english_pages, page
 from tests.e2e.test_faq import LOAD
 from tests.e2e.tiny_run import TinyRun
 from trinity.cli.app import app
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 JOB = "checkpoints/my-project/my-run"
 READING = ("show", "export", "replay", "rescore")
+CHECKING = ("validate", "estimate", "config", "explain", "algorithms", "doctor", "data")
 WRITTEN = ("run.parquet", "step4.parquet", "rescored.db", "sft.jsonl", "dpo.jsonl")
 REWARD = """
 from trinity.common.rewards import REWARD_FUNCTIONS
@@ -75,13 +76,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRun]:
 
 def commands(part: Page) -> list[list[str]]:
     """Return the commands of a page that read a run."""
-    lines = [shlex.split(line, comments=True) for code in part.code("bash") for line in code.splitlines()]
+    lines = [shlex.split(line, comments=True) for line in part.lines("")]
     return [words for words in lines if words[:1] == ["duckdb"] or words[:1] == ["trinity"] and words[1] in READING]
 
 
-PAGES = [part for part in english_pages() if commands(part) and part.path.stem not in FOLLOWED]
+PAGES = [page("docs/reuse.md"), page("docs/running.md")]
 
 
+@pytest.mark.runs("docs/reuse.md", "bash", "sql")
+@pytest.mark.runs("docs/running.md", "trinity show", "trinity export", "duckdb")
 @pytest.mark.parametrize("part", PAGES, ids=lambda part: part.name)
 def test_the_commands_and_the_queries_of_a_page_read_a_finished_run(run: TinyRun, part: Page) -> None:
     for name in WRITTEN:
@@ -98,13 +101,39 @@ def test_the_commands_and_the_queries_of_a_page_read_a_finished_run(run: TinyRun
             assert rows, query
 
 
-def test_the_pages_that_read_are_known() -> None:
-    assert {"docs/reuse.md", "docs/running.md"} <= {part.name for part in PAGES}
+@pytest.mark.runs(
+    "docs/configuration.md",
+    "trinity validate",
+    "trinity explain",
+    "trinity doctor",
+    "trinity estimate",
+    "trinity config",
+    "trinity algorithms",
+)
+@pytest.mark.runs("docs/estimate.md", "trinity estimate")
+@pytest.mark.runs("docs/running.md", "trinity explain")
+@pytest.mark.runs("docs/workflows.md", "trinity data preview")
+@pytest.mark.parametrize("name", ["configuration", "estimate", "running", "workflows"])
+def test_the_commands_of_a_page_that_check_a_file_or_explain_it(run: TinyRun, name: str) -> None:
+    """They end with 0 for a file without mistakes; the run is also the earlier one of the page on the memory."""
+    Path("checkpoints/p").mkdir(exist_ok=True)
+    Path("checkpoints/p/first").unlink(missing_ok=True)
+    Path("checkpoints/p/first").symlink_to(Path(JOB).resolve(), target_is_directory=True)
+    lines = [shlex.split(line, comments=True) for line in page(f"docs/{name}.md").lines("trinity ")]
+    for words in lines:
+        if words[1] in CHECKING and "second_thought.yaml" not in words and "quickstart/quickstart.yaml" not in words:
+            done = CliRunner(env={"COLUMNS": "200"}).invoke(app, words[1:])
+            assert done.exit_code == 0 and done.output.strip(), (words, done.output)
+    assert name != "configuration" or Path("trinity.schema.json").exists()
+
+
+def test_the_scripts_and_queries_of_the_pages_are_known() -> None:
     assert len(page("docs/reuse.md").code("sql")) >= 10
     scripts = [code for part in english_pages() for code in part.code("python")]
     assert sum("create_engine" in code or "load_fsdp_state_dict" in code for code in scripts) == 2, "run them below"
 
 
+@pytest.mark.runs("docs/running.md", "from sqlalchemy")
 def test_the_script_that_reads_experiences_runs(run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     exec(page("docs/running.md").code("python")[0], {})  # noqa: S102 - as a user does
     assert capsys.readouterr().out.count("row.state='trained'") == 4
@@ -129,6 +158,7 @@ def test_where_payloads_are_gone_the_script_reads_the_others_and_show_says_it(
         assert done.output.count("payload none any more (buffer.keep_payloads)") == number
 
 
+@pytest.mark.runs("docs/running.md", "from transformers")
 def test_the_script_that_loads_a_checkpoint_runs(run: TinyRun) -> None:
     given: dict[str, object] = {}
     exec(page("docs/running.md").code("python")[1], given)  # noqa: S102

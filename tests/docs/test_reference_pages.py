@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from tests.docs.pages import ROOT, page
+from tests.translations import CHINESE, assert_translated
+from tools.reference.api import names_by_module
 from tools.reference.commands import EXIT_CODES, commands
 from tools.reference.keys import LEFT_OUT, an_instance_of, sections
 from tools.reference.pages import pages
-from tools.reference.plugin_classes import SHOWN
+from tools.reference.plugin_classes import SHOWN, entries_of, loaded, registries
+from tools.reference.signatures import methods, summary, translations
 from tools.reference.text import cell
 from trinity.common.config import Config
 from trinity.common.config.schema_index import fields_of, holds_section, model_at
@@ -47,6 +52,23 @@ def test_the_page_of_keys_has_every_key_once_or_names_the_section_with_the_same_
         assert name in rows if around is None else True, name
     sections_at = {dotted(path): model_at(path) for path in sections()}
     assert all(sections_at[section] is sections_at[other] for section, other in same.items())
+
+
+def test_every_docstring_of_the_pages_has_its_chinese() -> None:
+    texts = {text: place for text, place in lines_of_docstrings() if text}
+    assert_translated(texts, translations(), "tools/reference/docstrings_zh.json")
+    assert all(map(CHINESE.search, translations().values()))
+
+
+def lines_of_docstrings() -> Iterator[tuple[str, str]]:
+    """Yield the first line of each docstring on the pages, without its full stop, and what has it."""
+    for module, names in names_by_module().items():
+        for name in names:
+            yield summary(getattr(importlib.import_module(module), name)).removesuffix("."), f"{module}.{name}"
+    for kind, (_, registry) in registries().items():
+        for base in SHOWN[kind].bases:
+            yield from ((summary(each).removesuffix("."), f"{base}.{name}") for name, each in methods(loaded(base)))
+        yield from ((entry.doc.removesuffix("."), f"{kind} {name}") for name, entry in entries_of(registry).items())
 
 
 def test_every_exit_code_has_its_meaning() -> None:

@@ -15,6 +15,7 @@ from tests.explorer.proxy.in_process import KEY, Service
 PAGE = page("docs/serve.md")
 
 
+@pytest.mark.runs("docs/serve.md", "python")
 @pytest.mark.slow
 def test_the_examples_call_reward_and_commit(tmp_path: Path) -> None:
     service = Service(tmp_path / "run")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 INSTEAD = {
@@ -31,17 +31,49 @@ INSTEAD = {
     r"mended": "corrected",
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
+    r"commands of their own": "separate commands",
+    r"says? what holds": "explains the rules",
 }
 """What is not written, as a pattern of whole words, and what is written in its place."""
 
-PATTERNS = {
-    re.compile(r"\b(?:" + pattern.replace(" ", r"\s+") + r")\b", re.IGNORECASE): new for pattern, new in INSTEAD.items()
+CHINESE = {
+    "离策略": "off-policy",
+    "墙钟": "实际耗时",
+    "任务目录": "作业目录",
+    "快速入门": "快速上手",
+    "试做": "尝试",
+    "死掉": "退出",
 }
+"""The same on Chinese pages, where words have no boundaries."""
+
+IN_CODE = {
+    r"task sets?(?! any)": "taskset",
+    r"attempts? at (?:a|the|one|each|every) tasks?(?! that)": "rollout",
+    r"repeats? of (?:a|the|one|its|unfinished) (?:task|workflow)s?|its repeats": "rollouts of a task",
+    r"(?:chosen|rejected|preferred|best|worst) answers?": "response",
+    r"answers? of the (?:model|policy)|the (?:model|policy)'s answers?": "response",
+    r"samples of (?:a|the|one) (?:task|prompt|group)": "responses to a prompt, rollouts of a task",
+    r"(?:trained|evaluation|bad|training) samples?": "experience, rollout",
+    r"(?:cannot|can) be had": "be fetched, loaded, opened",
+    r"(?:client|caller)s? ha(?:s|ve) gone": "has disconnected",
+    r"commonest": "most common",
+    r"mend(?:s|ing)?": "correct",
+}
+"""What messages, help texts, metrics and docstrings do not say either: words that the glossary says otherwise."""
 
 
-def odd_words(text: str) -> Iterator[str]:
+def _compiled(words: Mapping[str, str]) -> dict[re.Pattern[str], str]:
+    whole = {pattern.replace(" ", r"\s+"): new for pattern, new in words.items()}
+    return {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): new for pattern, new in whole.items()}
+
+
+PATTERNS = _compiled(INSTEAD) | {re.compile(pattern): new for pattern, new in CHINESE.items()}
+CODE_PATTERNS = PATTERNS | _compiled(IN_CODE)
+
+
+def odd_words(text: str, patterns: Mapping[re.Pattern[str], str] = PATTERNS) -> Iterator[str]:
     """Yield each place of a text that uses such a word, with what to write."""
-    for pattern, new in PATTERNS.items():
+    for pattern, new in patterns.items():
         for found in pattern.finditer(text):
             line = text[: found.start()].count("\n") + 1
             yield f"line {line}: {' '.join(found.group().split())!r}; write {new!r}"

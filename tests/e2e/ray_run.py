@@ -100,10 +100,10 @@ class Watched:
     What an actor writes is read from its log file, since Ray passes the last lines of a run on late, or not at all.
     """
 
-    def __init__(self, run: TinyRun, *, failpoints: str = "") -> None:
+    def __init__(self, run: TinyRun, *extra: str, failpoints: str = "") -> None:
         self._run = run
         self._before = {log: log.stat().st_size for log in self._logs()}
-        self.process = run.start(failpoints=failpoints)
+        self.process = run.start(*extra, failpoints=failpoints)
         self._printed: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

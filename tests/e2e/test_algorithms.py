@@ -114,10 +114,12 @@ def make_run(folder: Path, algorithm: dict[str, Any]) -> TinyRun:
     return run
 
 
-def finish(run: TinyRun, plugins: Path, steps: int = STEPS, more: tuple[Path, ...] = ()) -> None:
+def finish(
+    run: TinyRun, plugins: Path, steps: int = STEPS, more: tuple[Path, ...] = (), overrides: tuple[str, ...] = ()
+) -> None:
     """Run in this process until `steps` training steps are done."""
     (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
-    options = RunOptions(overrides=(f"buffer.total_steps={steps}",), plugin_dirs=(plugins, *more))
+    options = RunOptions(overrides=(f"buffer.total_steps={steps}", *overrides), plugin_dirs=(plugins, *more))
     result = run_plan(plan_run(run.folder / "run.yaml", options), options)
     assert result.error is None and result.stages[-1].training_step == steps
 

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.slow
 
 START_S = 120.0
 END_S = 120.0
+# In the first terminal, and in the second.
+DOCUMENTED = [tuple(shlex.split(line)[1:]) for line in page("docs/workflows.md").lines("trinity debug ")[:2]]
 PLUGIN = """
 from trinity.common.workflows import WORKFLOWS, Workflow
 
@@ -83,9 +85,8 @@ class Debugging:
 
     def serve(self) -> None:
         """Start the server, and wait until it is ready."""
-        words = ("debug", "--config", "run.yaml", "--module", "inference_model")
         with self.output.open("w") as file:
-            self.process = self.run.start(words=words, output=file)
+            self.process = self.run.start(words=DOCUMENTED[0], output=file)
         end = time.monotonic() + START_S
         while "ready: http" not in self.output.read_text():
             assert self.process.poll() is None and time.monotonic() < end, self.output.read_text()
@@ -141,6 +142,12 @@ def test_the_tokens_are_those_of_a_workflow_in_the_process_of_the_engine(debuggi
     assert experiences[1].info["judge"], "the auxiliary model answered an OpenAI client"
 
 
+@pytest.mark.runs(
+    "docs/workflows.md",
+    "trinity debug --config run.yaml --module inference_model",
+    "trinity debug --config run.yaml --module workflow",
+)
+@pytest.mark.runs("docs/faq.md", "trinity debug")
 def test_the_commands_of_the_published_answer_work_as_written(debugging: Debugging) -> None:
     folder = debugging.run.folder
     shutil.copytree(folder / "plugins", folder / "mine", dirs_exist_ok=True)
@@ -156,11 +163,8 @@ def test_the_commands_of_the_published_answer_work_as_written(debugging: Debuggi
         "mine",
     )
     bare = TinyRun(folder, debugging.run.tree)
-    documented = [
-        line for line in page("docs/workflows.md").text.splitlines() if "--module workflow --output_file" in line
-    ]
-    assert len(documented) == 1
-    for each in (words, tuple(shlex.split(documented[0])[1:])):
+    assert page("docs/faq.md").lines("trinity debug ") == page("docs/workflows.md").lines("trinity debug ")[:2]
+    for each in (words, DOCUMENTED[1]):
         done = bare.finish(words=each)
         assert done.status == 0, done.output
     assert len(stored(folder / "experiences.db")) == 2

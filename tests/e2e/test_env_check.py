@@ -50,7 +50,7 @@ def test_the_table_and_the_status_say_the_same(run: TinyRun) -> None:
     assert done.status == ExitCode.RUNTIME
     first = json.loads(done.output)[0]
     place = f"{run.folder}/plugins/own.py:{PLUGIN[: PLUGIN.index('1.0 / len')].count(chr(10)) + 1} in run"
-    assert first["level"] == "error" and first["check"] == "attempts"
+    assert first["level"] == "error" and first["check"] == "rollouts"
     assert first["message"] == f"silent: 1 of 1 failed: ZeroDivisionError: float division by zero ({place})"
     assert not (run.folder / "out").exists()
 

@@ -65,9 +65,14 @@ def test_a_run_is_listed_stopped_and_resumed_to_its_end(tmp_path: Path) -> None:
     assert found["status"] == "stopped" and found["parts"][0]["training_step"] == found["checkpoints"][-1]
     assert f"continue with: trinity resume {run.job}" in trinity("status", run.job).stdout
     last = found["checkpoints"][-1] + 1
-    again = run.finish("--set", f"buffer.total_steps={last}", words=("resume", str(run.job)))
+    shown = json.loads(trinity("resume", run.job, "--show", "--json").stdout)
+    assert shown["folder"] == str(run.folder) and shown["command"].startswith("trinity run --config run.yaml")
+    again = run.finish("--set", f"buffer.total_steps={last}", "--json", words=("resume", str(run.job)))
     assert again.status == 0, again.output
+    told = json.loads(again.output[again.output.index("\n{\n") :])
+    assert (told["exit_code"], told["error"]) == (0, None) and "trinity run" in told["resume"]
     found = facts(run)
+    assert told["summaries"] == [found["summary"]]
     assert found["status"] == "done" and found["checkpoints"][-1] == last == found["parts"][0]["training_step"]
 
 
@@ -98,6 +103,8 @@ def test_the_log_s_last_lines_have_the_name_of_their_file(done: TinyRun) -> None
     assert len(lines) == 6 and {line.split(":")[0] for line in lines} == {"run", "explorer", "trainer"}
     only = trinity("log", done.job, "-n", "1", "--part", "trainer").stdout
     assert only.startswith("trainer: ") and only.count("\n") == 1 and "checkpoint of step 2" in only
+    (told,) = trinity("log", done.job, "-n", "1", "--part", "trainer", "--json").stdout.splitlines()
+    assert json.loads(told) == dict(zip(("file", "line"), only.rstrip().split(": ", 1), strict=True))
 
 
 def test_a_followed_log_gives_the_lines_that_come_and_of_files_that_come(done: TinyRun, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def _trained(folder: Path, workflow: str, **changes: Any) -> tuple[list[list[int
     return [exp.tokens.tolist() for exp in rows], [line["actor/final_loss"] for line in training_lines(run)]
 
 
+@pytest.mark.runs("docs/workflows.md", "from trinity.common.workflows import WORKFLOWS, Workflow\n")
 def test_the_agent_of_the_page_trains(tmp_path: Path) -> None:
     (agent,) = [code for code in Page(ROOT / "docs/workflows.md").code("python") if "own_agent" in code]
     run = prepared_plugin(

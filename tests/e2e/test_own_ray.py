@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.docs.pages import page
 from tests.e2e.parts import Parts
 from tests.e2e.plugin_texts import REWARD
 from tests.e2e.ray_run import WAIT_S, Watched
@@ -81,10 +83,13 @@ def trains(folder: Path) -> TinyRun:
     return run
 
 
+@pytest.mark.runs("docs/scale-out.md", "trinity run")
 @pytest.mark.difference("Ray")
 def test_ray_is_started_for_a_run_and_ends_with_it(tmp_path: Path, no_cluster: Path) -> None:
     run = trains(tmp_path)
-    with Watched(run, failpoints="trainer:train.before_step=stop@2") as watched:
+    del run.tree["cluster"]
+    (line,) = page("docs/scale-out.md").lines("trinity run --config run.yaml ")
+    with Watched(run, *shlex.split(line)[4:], failpoints="trainer:train.before_step=stop@2") as watched:
         stopped = held(watched)
         below = descendants(watched.process.pid)
         os.kill(stopped, signal.SIGCONT)

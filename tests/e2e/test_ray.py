@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -22,7 +23,9 @@ from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
 from tests.runtime.parts import Part
 from tests.runtime.test_contract import gone_soon
+from trinity.cli.live import one_line
 from trinity.common.errors import EnvironmentProblem, ExitCode
+from trinity.launch.samples import Asked, samples_of
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -70,6 +73,18 @@ def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_proce
     assert {file.stem for file in node.iterdir()} >= set(SIDES)
     assert f"checkpoint of step {STEPS}:" in (node / "trainer.log").read_text()
     assert len(json.loads((run.job / "monitor" / "timeline.json").read_text())) > 0
+
+
+def test_the_command_shows_the_rollouts_of_an_explorer_that_is_another_process(tmp_path: Path, cluster: Any) -> None:
+    run = on_ray(tmp_path, cluster)
+    ended = run.finish(timeout_s=600)
+    assert ended.status == 0, ended.output
+    shown = re.findall(r"^\[run\] rollout: reward \d\.\d{3}.*?: (.* -> .*)$", ended.output, re.MULTILINE)
+    known = samples_of(run.job, Asked(number=1000))
+    texts = {" -> ".join(repr(one_line(sample[text])) for text in ("prompt", "response")) for sample in known}
+    assert shown and set(shown) <= texts, ended.output
+    page = (run.job / "report.html").read_text()
+    assert any(html.escape(str(sample["response"])) in page for sample in known), "and so does the report"
 
 
 def killed(run: TinyRun, victim: str) -> None:

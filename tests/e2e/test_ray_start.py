@@ -69,14 +69,17 @@ def command(text: str, *, address: str, is_exported: bool = False) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.runs("docs/scale-out.md", "ray start")
+@pytest.mark.runs("docs/cluster.md", "ray start", "trinity run")
 @pytest.mark.parametrize("has_token", [False, True], ids=["no token", "token"])
 def test_the_commands_of_the_page_start_a_cluster_that_a_run_joins(home: Path, has_token: bool) -> None:
     """`ray start --head`, `ray start --address`, `trinity run`, by a user whom Ray has once given a token or not."""
     if has_token:
         (home / ".ray").mkdir()
         (home / ".ray" / "auth_token").write_text("c" * 32)
-    lines = re.findall(r"^(ray start --(?:head|address)\S* .*?) {2,}on ", PAGE.read_text(), re.MULTILINE)
+    lines = re.findall(r"^(ray start --(?:head|address)\S* .*?) {2,}# on ", PAGE.read_text(), re.MULTILINE)
     head, other = lines
+    assert all(f"\n{line}  " in (ROOT / "docs" / "cluster.md").read_text() for line in lines)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (home / "run").mkdir()

@@ -127,7 +127,7 @@ def test_other_settings_say_what_they_had_changed_and_the_tokens_add_up_to_it(pa
         where clip_reason is null and advantage != 0"""
     assert duckdb.sql(weights).fetchall()[0][0] < 1e-6
     text = called("replay", past.job, "--step", 4, "--set", CHANGED[1])
-    assert "bit for bit" in text and "these settings change nothing in this step" in text
+    assert "bitwise identical" in text and "these settings have no effect in this step" in text
 
 
 def test_advantages_of_groups_are_computed_again_for_other_arguments(past: TinyRun) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_replayed_is_refused_by_name(past: TinyRun, tmp_path: Pat
 def test_a_step_of_the_quickstart_is_computed_again_bit_for_bit(finished: ShortRun) -> None:
     for stage in ("rft", "sft_warmup"):
         output = called("replay", finished.job(stage), "--step", 2)
-        assert "bit for bit" in output, output
+        assert "bitwise identical" in output, output
 
 
 def test_the_saved_configuration_is_the_run(past: TinyRun, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

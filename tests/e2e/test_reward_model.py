@@ -56,6 +56,7 @@ def test_a_model_with_another_tokenizer_gives_the_rewards(
         assert explored["experience_pipeline/reward_model/not_finite_count"] == 0
 
 
+@pytest.mark.runs("docs/workflows.md", "from trinity.common.models.reward_models")
 def test_a_reward_model_of_a_plugin(tmp_path: Path, plugins: Path) -> None:
     example = next(code for code in page("docs/workflows.md").code("python") if "REWARD_MODELS" in code)
     (tmp_path / "more").mkdir()

@@ -99,8 +99,8 @@ def test_answers_of_an_evaluation_are_shown_and_agree_with_its_metrics(job: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--step", 10_000), r"E4070.*has no samples of step 10000"),
-        (("--eval", "nothing"), "E4070.*no answers to an evaluation taskset 'nothing'; it has those to: "),
+        (("--step", 10_000), r"E4070.*has no rollouts of step 10000"),
+        (("--eval", "nothing"), "E4070.*no rollouts of an evaluation taskset 'nothing'; it has those of: "),
         (("--worst", 1, "--best", 2), "exclude each other"),
     ],
 )

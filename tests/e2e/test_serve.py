@@ -176,7 +176,7 @@ def test_a_trainer_beside_it_trains_what_is_committed_and_its_weights_are_served
     assert [str(found) for found in fates_of(serving.parts.job).values()] == ["8 issued = 8 trained + 0 waiting"]
     versions = serving.parts.query("select model_version, count(*) from experience group by 1 order by 1")
     assert versions == [(0, 4), (1, 4)]
-    assert "answers come from version 1" in serving.parts.output("proxy")
+    assert "responses come from model version 1" in serving.parts.output("proxy")
     assert serving.stop() == ExitCode.INTERRUPTED
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import page
 from tests.e2e.test_algorithms import STEPS, finish, make_run
 from tests.e2e.tiny_run import TinyRun
 from tests.tiny import tiny_model
@@ -17,12 +18,16 @@ def learned(folder: Path, plugins: Path, engine: str, adapter: list[dict[str, in
     """Return a finished GRPO run on a model that both engines have kernels for."""
     run = make_run(folder, {"algorithm_type": "grpo", "kl_loss_fn": "none"})
     tiny_model(folder / "model", "qwen2", seed=1, scale=3.0, head_dim=32, hidden_size=128, tie_word_embeddings=False)
-    run.change(deterministic=False, explorer__rollout_model__engine_type=engine, model__temperature=1.1)
+    run.change(deterministic=False, model__temperature=1.1)
     run.change(model__lora_configs=adapter, algorithm__optimizer__lr=0.01)
-    finish(run, plugins)
+    (line,) = page("docs/engines.md").lines("trinity run --config run.yaml --set ")
+    documented = line.split()[-1]
+    assert documented == "explorer.rollout_model.engine_type=vllm"
+    finish(run, plugins, overrides=(documented if engine == "vllm" else "explorer.rollout_model.engine_type=torch",))
     return run
 
 
+@pytest.mark.runs("docs/engines.md", "trinity run")
 @pytest.mark.parametrize("adapter", [None, [{"lora_rank": 4, "lora_alpha": 8}]], ids=["all weights", "adapter"])
 def test_a_run_on_vllm_is_that_on_the_torch_engine(
     tmp_path: Path, plugins: Path, adapter: list[dict[str, int]] | None

@@ -16,6 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from tests.common.config.conftest import MINIMAL
+from tests.trees import merged
 from tests.yardstick import import_seconds
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_CONTENTS, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
@@ -44,11 +45,6 @@ DATASET = "buffer.trainer_input.experience_buffer.path=data.jsonl"
 
 def invoke(*words: str) -> Result:
     return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(words))
-
-
-def _merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(base[key], part[key]) for key in base.keys() & part.keys() if isinstance(part[key], dict)}
-    return base | part | both
 
 
 def losses(tmp_path: Path, *settings: str) -> dict[str, Any]:
@@ -185,7 +181,7 @@ def test_the_yaml_of_a_type_selects_exactly_its_defaults(tmp_path: Path, name: s
     also = "\n".join(ALGORITHM_CONTENTS[name].also_needed)
     short = f"mode: {found['mode']}\nalgorithm:\n  algorithm_type: {name}\n{also}\n"
     for path, text in ((written, found["yaml"]), (plain, short)):
-        path.write_text(yaml.safe_dump(_merged(yaml.safe_load(MINIMAL), yaml.safe_load(text))))
+        path.write_text(yaml.safe_dump(merged(yaml.safe_load(MINIMAL), yaml.safe_load(text))))
     overrides = (DATASET, "buffer.train_batch_size=4") if found["mode"] == "train" else ()
     plans = [examine(path, overrides, catalogue=BUILT_IN, schema_only=True) for path in (written, plain)]
     assert [problem.render() for _, problems in plans for problem in problems if problem.is_error] == []

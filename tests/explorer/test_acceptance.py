@@ -86,7 +86,7 @@ def test_one_bad_reward_leaves_the_other_runs_of_the_group() -> None:
 
 def test_runs_that_are_left_out_are_failed_or_carry_the_workflows_reason() -> None:
     one = [experience(eid=EID(run=1))]
-    assert take(one, runs=range(2), can_repeat=True)[0] == Failed("Repeating returned no experience for the run")
+    assert take(one, runs=range(2), can_repeat=True)[0] == Failed("Repeating returned no experience for the rollout")
     left_out = take(one, runs=range(2), can_repeat=True, dropped=["the scorer ran out of time"])[0]
     assert left_out == RewardFailed("reward: the scorer ran out of time")
 
@@ -106,5 +106,7 @@ def test_other_results_are_errors(returned: Any, message: str) -> None:
 
 
 def test_repeats_that_cannot_be_told_apart_are_errors() -> None:
-    with pytest.raises(WorkflowError, match="2 times and returned 3 experiences whose eid.run is not in 4..5"):
+    with pytest.raises(
+        WorkflowError, match="2 rollouts of a task in one call and returned 3 experiences whose eid.run is not in 4..5"
+    ):
         take([experience() for _ in range(3)], runs=range(4, 6), can_repeat=True)

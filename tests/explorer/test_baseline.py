@@ -87,7 +87,7 @@ def test_a_task_without_its_greedy_run_is_dropped_and_counted(rollouts: Rollouts
     assert (metrics["rollout/failed_run_count"], metrics["rollout/retry_count"]) == (0, 1), "a bad reward comes again"
     assert metrics["rollout/baseline_reward/mean"] == 0.5 and metrics["rollout/reward/mean"] == 0.5
     assert result.reasons() == [
-        "Repeating returned no experience for the run",
+        "Repeating returned no experience for the rollout",
         "Repeating: reward must be a finite number of at most 1e+09, got nan (float)",
     ]
 

@@ -104,7 +104,7 @@ def test_what_the_runners_do_is_reported(rollouts: Rollouts, caplog: Any) -> Non
     with caplog.at_level(logging.INFO, logger="trinity.explorer"):
         rollouts.run([make(Asynchronous, act="ok", delay=0.7)], report_interval_s=0.2, num_runners=2)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("runner_")]
-    assert re.match(r"runner_0000: task 0 of batch 1 \(run 0, row 7\), \d+\.\d s", lines[0])
+    assert re.match(r"runner_0000: task 0 of batch 1 \(rollout 0, row 7\), \d+\.\d s", lines[0])
     assert lines[1] == "runner_0001: idle" and len(lines) % 2 == 0
 
 

@@ -93,7 +93,7 @@ def test_the_error_names_the_innermost_frame_of_the_user(rollouts: Rollouts, cap
         assert isinstance(run.outcome, Failed)
         assert "ZeroDivisionError: the plugin divides by zero" in run.outcome.error
         assert "scripted.py:" in run.outcome.error and run.outcome.error.endswith(" in act)")
-    assert "Scripted failed on task 0 of batch 1 (run 0, row 7): ZeroDivisionError" in caplog.text
+    assert "Scripted failed on task 0 of batch 1 (rollout 0, row 7): ZeroDivisionError" in caplog.text
 
 
 def test_the_same_error_is_logged_three_times_a_batch(rollouts: Rollouts, caplog: Any) -> None:
@@ -182,7 +182,7 @@ def test_asynchronous_mode_does_the_repeats_of_a_synchronous_workflow_in_turn(
         result = rollouts.run(tasks, concurrent_mode=mode, num_runners=1)
         assert result.count(Completed) == 6 and len(scripted.THREADS[f"in turn {mode}"]) == num_threads
     warnings = [record.getMessage() for record in caplog.records if "concurrent_mode" in record.getMessage()]
-    assert len(warnings) == 1 and "Scripted is not asynchronous" in warnings[0]
+    assert len(warnings) == 1 and "the workflow Scripted is not" in warnings[0]
 
 
 def test_the_order_of_arrival_does_not_show_in_the_result(rollouts: Rollouts) -> None:

@@ -18,7 +18,7 @@ from trinity.manager.language import LANGUAGES
 from trinity.manager.studio.words import WORDS
 from trinity.summary.curves import StageCurves
 from trinity.summary.page import page
-from trinity.summary.picture import drawn, panels_of
+from trinity.summary.picture import panels_of
 
 SAMPLE = {"task": 3, "reward": 0.5, "prompt": "1+1=", "response": "2", "truth": "2"}
 
@@ -67,13 +67,13 @@ def test_nothing_serious_is_wrong_with_the_pages_of_the_studio(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_nothing_serious_is_wrong_with_a_report(tmp_path: Path) -> None:
-    picture = drawn(panels_of("run", StageCurves(reward=[(1, 0.0), (2, 1.0)])))
+    panels = panels_of("run", StageCurves(reward=[(1, 0.0), (2, 1.0)]))
     with browsing() as browser:
         for is_chinese in (False, True):
             file = tmp_path / f"{is_chinese}.html"
-            file.write_text(page(replace(SUMMARY, error="it failed"), picture, [SAMPLE], is_chinese=is_chinese))
+            file.write_text(page(replace(SUMMARY, error="it failed"), panels, [SAMPLE], is_chinese=is_chinese))
             browser.open(file.as_uri())
             assert problems(browser) == []
             # A page in which something is wrong, so that the check is known to work.
-            browser.run("document.querySelector('img').removeAttribute('alt')")
-            assert [each.split(":")[0] for each in problems(browser)] == ["critical image-alt"]
+            browser.run("document.querySelector('svg').removeAttribute('aria-labelledby')")
+            assert [each.split(":")[0] for each in problems(browser)] == ["serious svg-img-alt"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 
 from tests.docs.pages import ROOT, Page
 from tests.manager.studio_page import checked, expert, opened, said, yaml_of
@@ -162,18 +161,12 @@ def test_the_guides_example_works_as_written_in_a_plugin(tmp_path: Path, monkeyp
     assert "train_batch_size: 72" in yaml_of(test), "also where it is not shown"
 
 
+@pytest.mark.runs("docs/studio.md", "from typing")
 def test_a_manager_of_ones_own_orders_fields_and_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """`get_configs` in a part, and the dictionary of a section, as in the guide."""
-
-    class Mine(ConfigManager):
-        def _expert_buffer_part(self) -> None:
-            self.get_configs("total_epochs", "train_batch_size")
-            super()._expert_buffer_part()
-
-        def _gen_buffer_config(self) -> dict[str, Any]:
-            buffer_config = {"train_batch_size": st.session_state["train_batch_size"]}
-            return super()._gen_buffer_config() | buffer_config
-
+    names: dict[str, Any] = {}
+    exec(Page(ROOT / "docs/studio.md").code("python")[1], names)  # noqa: S102 - as a user does
+    Mine = names["MyManager"]
     monkeypatch.setattr("trinity.manager.studio.configure.ConfigManager", Mine)
     test = opened(monkeypatch)
     checked(test.run())
@@ -213,8 +206,8 @@ def test_a_key_that_one_edit_adds_is_in_schema_help_checks_and_studio_and_the_gu
     assert "shuffle_seed: 8" in done.stdout and "buffer.train_batch_size" in done.stdout
 
 
-def test_the_page_of_the_studio_shows_the_guides_example_and_a_manager_of_ones_own() -> None:
+@pytest.mark.runs("docs/studio.md", "import streamlit")
+def test_the_page_of_the_studio_shows_the_guides_example() -> None:
     for page in ("studio.md", "studio.zh.md"):
-        example, manager = Page(ROOT / "docs" / page).code("python")
+        example, _ = Page(ROOT / "docs" / page).code("python")
         assert [ast.dump(each) for each in ast.parse(example).body[-2:]] == list(map(ast.dump, ast.parse(GUIDE).body))
-        assert "def _gen_buffer_config(self)" in manager

@@ -43,8 +43,9 @@ def test_a_parameter_that_a_plugin_registers_is_a_field_and_a_line_of_the_file(t
         assert value(browser) == "48"
         browser.wait(lambda: "E1824" in browser.text(), "that 48 rollouts are not those of an explore step")
         browser.write("Tasks per explore step (buffer.batch_size)", "24")
-        browser.wait(lambda: "train_batch_size: 48" in browser.text(), "the line of the file")
-        assert "E1824" not in browser.text()
+        browser.wait(lambda: "  batch_size: 24" in browser.text(), "the line of the tasks")
+        browser.wait(lambda: "E1824" not in browser.text(), "that 48 rollouts are those of an explore step")
+        assert "train_batch_size: 48" in browser.text()
         browser.write(LABEL, "57")
         browser.wait(lambda: "train_batch_size: 57" in browser.text(), "the line that changes with the field")
         picture(browser, "studio-own-parameter")

@@ -16,6 +16,13 @@ import httpx
 START_S = 120.0  # on a busy machine
 
 
+def free_port() -> int:
+    """Return a port of this machine at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class MlflowServer:
     """A server whose runs lie in a folder.
 
@@ -25,9 +32,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.uri = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 

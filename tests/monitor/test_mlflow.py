@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.docs.pages import page
+from tests.docs.terminal import answer, served
 from tests.http_service import listening
 from tests.monitor.conftest import be_patient
-from tests.monitor.mlflow_server import MlflowServer
+from tests.monitor.mlflow_server import MlflowServer, free_port
 from trinity.monitor import Monitor, mlflow
 
 tracking = pytest.importorskip("mlflow.tracking")
@@ -143,7 +145,9 @@ def test_a_server_that_is_away_gets_one_run_with_everything(
     trainer.close()
     assert explorer.num_failures == trainer.num_failures == 0
     again = make(tmp_path, **args)
-    again.truncate({"lines": 2, "samples": 1})
+    again.truncate({"lines": 1, "samples": 0})  # the checkpoint is older than the last lines
+    again.log({"actor/x": 1}, 1)
+    again.log_table("rollout_examples", [SAMPLE], 1)
     again.log({"actor/x": 2}, 2)
     again.close()
     client, run = only_run(gate.uri)
@@ -157,6 +161,8 @@ def test_a_server_that_is_away_gets_one_run_with_everything(
     assert [file.path for file in client.list_artifacts(run.info.run_id, "rollout_examples")] == [
         "rollout_examples/1.json"
     ]
+    file = client.download_artifacts(run.info.run_id, "rollout_examples/1.json", str(tmp_path))
+    assert len(json.loads(Path(file).read_text())["data"]) == 1, "MLflow adds the rows of a table that is sent again"
     credentials = "Basic " + base64.b64encode(b"me:canary-of-mlflow").decode()
     assert credentials in gate.credentials and not any("ZW52" in each for each in gate.credentials - {credentials})
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-of-mlflow" in path.read_bytes()]
@@ -188,3 +194,17 @@ def test_the_default_place_is_a_local_server_or_else_a_store_that_is_told(
     assert points(uri, "x") == [(0, 0.0), (1, 1.0)]
     assert len(list((job / "monitor" / "mlflow").rglob("t/*.json"))) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "there"], "nothing in the working directory"
+
+
+@pytest.mark.runs("docs/monitoring.md", "mlflow server")
+def test_the_documented_server_shows_what_is_kept_in_the_job(tmp_path: Path) -> None:
+    """At a port that is free, and with one process for requests, by MLflow's own variables."""
+    (line,) = page("docs/monitoring.md").lines("mlflow server")
+    store = tmp_path / line.rpartition("sqlite:///")[2]
+    monitor = make(store.parents[1], uri=f"sqlite:///{store}")
+    monitor.log({"x": 0.5}, 1)
+    monitor.close()
+    variables = {"MLFLOW_PORT": str(free_port()), "MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with served(line, tmp_path, r"Uvicorn running on (http://127\.0\.0\.1:\d+)", **variables) as address:
+        assert answer(f"{address}/health").text == "OK"
+        assert points(address, "x") == [(1, 0.5)]

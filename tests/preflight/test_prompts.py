@@ -63,7 +63,7 @@ def test_without_truncation_the_limit_is_the_length_of_the_model(folder: Path) -
     """B95."""
     found = _found(folder, "model.enable_prompt_truncation=false")
     assert found["taskset"].startswith("2 of the first 6") and "more than 15 tokens" in found["taskset"]
-    assert found["taskset"].endswith("they are not answered")
+    assert found["taskset"].endswith("they are refused by the engine")
 
 
 def test_a_system_prompt_counts(folder: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_port_that_prometheus_cannot_have_is_told(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         text = said(asked, f"monitor.monitor_args.port={port}")
-    assert f"warning[W3853]: port {port} of 127.0.0.1 cannot be had for Prometheus" in text
+    assert f"warning[W3853]: port {port} of 127.0.0.1 cannot be opened for Prometheus" in text
     assert "W3853" not in said(asked, f"monitor.monitor_args.port={port}")
     assert "monitor.monitor_args.port" in said(asked, "monitor.monitor_args.port=70000")
     assert "error[E1703]: `prometheus` has no argument `prot`" in said(asked, "monitor.monitor_args.prot=1")

@@ -128,7 +128,7 @@ def _evaluations(report: trinity.RunReport) -> None:
     with pytest.raises(trinity.CheckpointError, match="global_step_1 has no Hugging Face weights") as refused:
         trinity.evaluate(folder / "global_step_1", job)
     assert refused.value.code == "E7045"
-    with pytest.raises(trinity.ConfigError, match="no row to evaluate on"):
+    with pytest.raises(trinity.ConfigError, match="no task to evaluate on"):
         trinity.evaluate(folder, [])
 
 

@@ -19,12 +19,14 @@ from typing import ClassVar
 import httpx
 import pytest
 
+from tests.docs.pages import ROOT, page
+from tests.docs.terminal import answer, served
 from tests.http_service import listening
 from trinity.common.config.sections import DataJuicerServiceConfig
 from trinity.common.errors import ConfigError, DeadlineError, EnvironmentProblem, ServiceError
 from trinity.service.data_juicer.client import DataJuicerClient
 from trinity.service.data_juicer.policy import PROTOCOL
-from trinity.service.data_juicer.process import ServerProcess
+from trinity.service.data_juicer.process import PYTHON_ENV_VAR, ServerProcess
 from trinity.service.data_juicer.recipe import read_recipe
 
 CONFIG = DataJuicerServiceConfig(auto_start=True)
@@ -331,3 +333,13 @@ def test_recipes_are_files_of_this_machine(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_recipe(key="key", operators=operators)
         assert caught.value.code == code
+
+
+@pytest.mark.runs("docs/data-juicer.md", "TRINITY_DATA_JUICER_TOKEN=")
+def test_the_documented_command_starts_a_server(tmp_path: Path) -> None:
+    """In the root of the repository; `~/data-juicer` is the environment that has Data-Juicer here."""
+    (line,) = page("docs/data-juicer.md").lines("TRINITY_DATA_JUICER_TOKEN=")
+    place = Path(os.environ.get(PYTHON_ENV_VAR) or sys.executable).parents[1]
+    (tmp_path / "data-juicer").symlink_to(place, target_is_directory=True)
+    with served(line, ROOT, r'"port": (5005)', HOME=str(tmp_path)) as port:
+        assert answer(f"http://127.0.0.1:{port}/health").status_code == 200

@@ -8,8 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from rich.cells import cell_len
 
+from trinity.summary import fonts
+from trinity.summary.canvas import drawn
 from trinity.summary.curves import StageCurves
 from trinity.summary.facts import (
     OF_EVALUATION,
@@ -21,9 +25,9 @@ from trinity.summary.facts import (
     NextCommand,
 )
 from trinity.summary.page import MOST_CHARACTERS, page
-from trinity.summary.picture import drawn, panel_of, panels_of, ticks
+from trinity.summary.picture import panel_of, panels_of, ticks
 from trinity.summary.table import MOST_METRICS, command, summary_lines
-from trinity.summary.words import PARTS, TABLE, WORDS, is_chinese, reason_of
+from trinity.summary.words import CURVES, PARTS, TABLE, WORDS, is_chinese, reason_of
 
 SCORE = "eval/held/accuracy/mean@1"
 SUMMARY = JobSummary(
@@ -53,8 +57,10 @@ SUMMARY = JobSummary(
     notes=("the reason",),
 )
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+LEARNED = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={SCORE: [(0, 0.5)]}, length=[(1, 3.0), (2, 4.0)])
 TAGS = {"html", "head", "meta", "title", "style", "body", "input", "label", "main", "section", "h1", "h2", "h3", "p"}
-TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "ul", "li", "span", "div", "code", "pre", "img"}
+TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "ul", "li", "span", "div", "code", "pre", "svg"}
+TAGS |= {"polyline", "circle", "text"}
 
 
 def test_the_lines_hold_every_fact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,16 +155,17 @@ def test_what_a_model_wrote_stays_text_wherever_it_stands() -> None:
     hostile = replace(hostile, counts={HOSTILE: 1}, time={HOSTILE: 1.0}, commands=(NextCommand(HOSTILE, HOSTILE),))
     hostile = replace(hostile, checkpoints=(KeptCheckpoint(1, HOSTILE, True),))
     sample = {"prompt": HOSTILE, "response": HOSTILE, "truth": HOSTILE, HOSTILE: HOSTILE}
-    found = Tags(page(hostile, b"png", [sample], is_chinese=False))
+    curves = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={f"eval/{HOSTILE}/accuracy/mean@1": [(1, 0.5)]})
+    found = Tags(page(hostile, panels_of(HOSTILE, curves), [sample], is_chinese=False))
     assert found.tags <= TAGS and not [name for name in found.attributes if name.startswith("on")]
-    assert found.attributes["src"] == {"data:image/png;base64,cG5n"} and "href" not in found.attributes
+    assert not {"src", "href"} & found.attributes.keys()
     assert found.said.count(HOSTILE) == 4  # prompt, response, truth and the command, as they were
 
 
 def test_a_page_shows_the_language_of_its_reader_first_and_has_the_other() -> None:
     for chosen, other in (("en", "zh"), ("zh", "en")):
         text = page(
-            SUMMARY, None, [{"prompt": "1+1=", "response": "x" * (MOST_CHARACTERS + 5)}], is_chinese=chosen == "zh"
+            SUMMARY, [], [{"prompt": "1+1=", "response": "x" * (MOST_CHARACTERS + 5)}], is_chinese=chosen == "zh"
         )
         assert f'id="{chosen}" checked' in text and f'id="{other}" checked' not in text
         assert WORDS["metrics"].en in text and WORDS["metrics"].zh in text and PARTS["explore"].zh in text
@@ -172,16 +179,91 @@ def test_the_language_is_that_of_the_first_variable_that_is_set() -> None:
 
 
 def test_each_panel_of_a_picture_has_its_place() -> None:
-    learned = StageCurves(reward=[(1, 0.0), (2, 1.0)], evaluations={SCORE: [(0, 0.5)]}, length=[(1, 3.0), (2, 4.0)])
-    assert panel_of("rft", learned).bounds == (0.0, 1.05)
+    assert panel_of("rft", LEARNED).bounds == (0.0, 1.05)
     assert panel_of("rft", StageCurves(reward=[(1, -1.0)])).bounds is None
     assert panel_of("sft", StageCurves(loss=[(1, 2.0), (2, 0.5)])).is_log
     assert not panel_of("own", StageCurves(loss=[(1, 2.0), (2, -0.5)])).is_log
     assert panels_of("none", StageCurves()) == []
-    content = drawn(panels_of("rft", learned))
+    content = drawn(panels_of("rft", LEARNED))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     # The header holds the width: two panels of 600 pixels.
     assert int.from_bytes(content[16:20], "big") == 1200
+
+
+def test_the_curve_of_a_page_is_in_both_languages_whatever_fonts_this_machine_has() -> None:
+    text = page(SUMMARY, panels_of("作业", LEARNED), [], is_chinese=True)
+    for word in (CURVES[name] for name in ("reward", "length", "tokens", "step")):
+        assert f' lang="en">{word.en}</text>' in text and f' lang="zh">{word.zh}</text>' in text
+    assert text.count(">作业</text>") == text.count(f">{SCORE}</text>") == 1, "a name is the same in both"
+    lines = [[point.split(",") for point in each.split()] for each in re.findall(r'points="(.*?)"', text)]
+    assert all(0 <= float(x) <= 1200 and 0 <= float(y) <= 432 for line in lines for x, y in line)
+    curve = page(SUMMARY, panels_of("loss", StageCurves(loss=[(1, 2.0), (3, 1.0)])), [], is_chinese=True)
+    assert f' lang="zh">{CURVES["loss"].zh}</text>' in curve
+    (line,) = re.findall(r'points="([^"]*)"[^>]*stroke="#1f77b4" stroke-width="2"/>\n<text', curve)
+    assert len(line.split()) == 2
+
+
+FULL_BOX, HALF_BOX = ((0, 0), (0, 700), (900, 700), (900, 0)), ((0, 0), (0, 350), (900, 350), (900, 0))
+
+
+def make_font(path: Path, characters: str) -> None:
+    """Write a font in which each of the characters is half a box, and any other a whole one."""
+    names = {each: f"u{ord(each):04X}" for each in characters}
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", *names.values()])
+    builder.setupCharacterMap({ord(each): name for each, name in names.items()})
+    glyphs = {}
+    for name in (".notdef", *names.values()):
+        pen = TTGlyphPen(None)
+        first, *others = FULL_BOX if name == ".notdef" else HALF_BOX
+        pen.moveTo(first)
+        for point in others:
+            pen.lineTo(point)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Test", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    builder.save(path)
+
+
+def test_a_picture_is_in_chinese_only_where_a_font_has_every_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panels, needed = panels_of("run", LEARNED), "".join(text.zh for text in CURVES.values())
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path / "none"),))
+    english = drawn(panels)
+    assert drawn(panels, is_chinese=True) == english
+    for number, (name, characters) in enumerate({
+        "wqy-lacking.ttf": needed[1:], "simhei.ttf": "", "NotoSansCJK-Regular.ttc": "", "Roman.ttf": needed
+    }.items()):  # fmt: skip
+        monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path / str(number)),))
+        make_font(tmp_path / str(number) / "deep" / name, characters)
+        assert drawn(panels, is_chinese=True) == english, name
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path / "0"), str(tmp_path / "4")))
+    (tmp_path / "0" / "PingFang.ttc").write_bytes(b"no font")
+    make_font(tmp_path / "4" / "NotoSansCJKsc-Regular.otf", needed)
+    assert drawn(panels) == english
+    chinese = drawn(panels, is_chinese=True)
+    assert chinese != english and chinese[16:24] == english[16:24], "of the same size"
+
+
+def test_a_name_is_shown_in_a_font_that_has_it_or_else_without_boxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path),))
+    plain = fonts.Fonts(26, words=["步"])
+    assert not plain.has_chinese
+    assert plain.fit("run") == (plain.fit("x")[0], "run") and plain.fit("作业 1")[1] == "?? 1"
+    make_font(tmp_path / "wqy-zenhei.ttf", "步作1 ")
+    fonts._found.cache_clear()
+    wide = fonts.Fonts(26, words=["步"])
+    assert wide.has_chinese and wide.fit("run")[1] == "run" and wide.fit("作业 1")[1] == "作? 1"
+    assert wide.fit("作")[0].getname() == ("Test", "Regular")
 
 
 def test_ticks_are_round_and_few() -> None:

@@ -30,7 +30,7 @@ are there. What no table has may change. [From Python](python.md) shows the func
         "intro": """
 插件和脚本可以依赖的导入路径，由 `python -m tools.reference` 从源码生成；有测试保证它们存在。表中没有的可能会变。
 [在 Python 中使用](python.zh.md)展示 `trinity` 的各个函数，[注册表与基类](plugin-classes.zh.md)有插件所继承的类的方法。
-说明取自源码文档字符串的第一行（英文）。""",
+说明取自源码文档字符串的第一行。""",
         "head": ("名字", "是什么"),
         "registry": "{kind} 类的注册表",
         "constant": "常量 {value}",
@@ -46,7 +46,7 @@ def page(language: str) -> str:
         loaded = importlib.import_module(module)
         rows = [(name, getattr(loaded, name)) for name in names]  # some modules import lazily
         lines += ["", f"## `{module}`"]
-        lines += table(text["head"], ((code(called(name, value)), _what(value, text)) for name, value in rows))
+        lines += table(text["head"], ((code(called(name, value)), _what(value, language)) for name, value in rows))
     return finished(lines)
 
 
@@ -59,9 +59,10 @@ def names_by_module() -> dict[str, list[str]]:
     return {"trinity": offered} | {module: names.split() for module, names in PUBLIC.items() if module != "trinity"}
 
 
-def _what(value: Any, text: dict[str, Any]) -> str:
+def _what(value: Any, language: str) -> str:
+    text = TEXTS[language]
     if isinstance(value, Registry):
         return text["registry"].format(kind=code(value.kind))
     if inspect.isclass(value) or inspect.isroutine(value):
-        return summary(value)
+        return summary(value, language)
     return text["constant"].format(value=code(value)) if isinstance(value, str | int | float) else ""

@@ -9,6 +9,7 @@ import typer
 
 from tools.reference.text import cell, code, finished, head, row, table
 from trinity.cli.app import app
+from trinity.cli.language import in_chinese
 from trinity.common.errors import ExitCode
 
 NAME = "cli"
@@ -34,7 +35,8 @@ So `trinity run --config run.yaml && next-command` does what it says. What a cod
     "zh": {
         "title": "命令、选项与退出码",
         "intro": """
-每个命令及其参数和选项，由 `python -m tools.reference` 从程序生成；`trinity COMMAND --help` 在终端上说明同样的内容（说明文字为英文原文）。
+每个命令及其参数和选项，由 `python -m tools.reference` 从程序生成；`trinity COMMAND --help` 在终端上说明同样的内容
+（终端的语言是中文时以中文说明）。
 可以有多个值的选项重复书写：`--set a.b=1 --set c.d=2`。""",
         "head": ("参数或选项", "默认值", "含义"),
         "required": "必填",
@@ -80,8 +82,13 @@ def page(language: str) -> str:
     text = TEXTS[language]
     lines = head(NAME, language, text["title"], text["intro"])
     for name, command in commands():
-        lines += ["", f"{'##' if name.count(' ') < 2 else '###'} `{name}`", "", *_paragraphs(command.help or "")]
-        rows = [_row(parameter, text) for parameter in command.params if _is_shown(parameter)]
+        lines += [
+            "",
+            f"{'##' if name.count(' ') < 2 else '###'} `{name}`",
+            "",
+            *_paragraphs(_in(language, command.help)),
+        ]
+        rows = [_row(parameter, language) for parameter in command.params if _is_shown(parameter)]
         if rows:
             lines += table(text["head"], rows)
     lines += ["", f"## {text['exit']}", "", row(text["exit_head"]), "|---|---|"]
@@ -110,7 +117,12 @@ def _paragraphs(text: str) -> list[str]:
     return [line if line.startswith("`") else cell(line) if line else "" for line in text.splitlines()]
 
 
-def _row(parameter: Any, text: dict[str, Any]) -> tuple[str, str, str]:
+def _in(language: str, text: str | None) -> str:
+    return in_chinese(text) if text and language == "zh" else text or ""
+
+
+def _row(parameter: Any, language: str) -> tuple[str, str, str]:
+    text = TEXTS[language]
     is_option = parameter.param_type_name == "option"
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.metavar or parameter.name.upper()]
     takes = parameter.multiple if is_option else parameter.nargs == -1
@@ -122,4 +134,4 @@ def _row(parameter: Any, text: dict[str, Any]) -> tuple[str, str, str]:
     else:
         is_told = default not in (None, "") and default is not False
         shown = code(default if isinstance(default, int | float) else str(default)) if is_told else ""
-    return ", ".join(map(code, names)), shown, parameter.help or ""
+    return ", ".join(map(code, names)), shown, _in(language, parameter.help)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.contents import PACKAGES
-from tools.reference.signatures import called, methods, summary
+from tools.reference.signatures import called, in_language, methods, summary
 from tools.reference.text import code, finished, head, table
 from trinity.common.config.dotted import KEYS_OF_NAMES
 from trinity.utils.entry import Entry
@@ -76,12 +76,13 @@ declares. Descriptions are the first lines of the docstrings.""",
         "operators": "`name` of an entry of `data_processor.experience_pipeline.operators`",
         "older": "older name of {name}",
         "required": "required",
+        "between": "; ",
     },
     "zh": {
         "title": "注册表与基类",
         "intro": """
 每个注册表及其基类和已注册的名字，由 `python -m tools.reference` 从源码生成。[插件](plugins.zh.md)有每一种插件的最小完整示例，
-[工作流](workflows.zh.md#插件)说明一个类可以声明什么。说明取自源码文档字符串的第一行（英文）。""",
+[工作流](workflows.zh.md#插件)说明一个类可以声明什么。说明取自源码文档字符串的第一行。""",
         "registry": "注册表：`{place}`。由这些配置项指定：{keys}。",
         "base": "基类 `{place}`：",
         "methods": ("方法", "作用"),
@@ -90,6 +91,7 @@ declares. Descriptions are the first lines of the docstrings.""",
         "operators": "`data_processor.experience_pipeline.operators` 中一项的 `name`",
         "older": "{name} 的旧名字",
         "required": "必填",
+        "between": "；",
     },
 }
 
@@ -113,7 +115,9 @@ def page(language: str) -> str:
         for base in shown.bases:
             cls = loaded(base)
             lines += ["", text["base"].format(place=base.replace(":", "."))]
-            lines += table(text["methods"], ((code(called(name, each)), summary(each)) for name, each in methods(cls)))
+            lines += table(
+                text["methods"], ((code(called(name, each)), summary(each, language)) for name, each in methods(cls))
+            )
         lines += _names(kind, registry, language)
     return finished(lines)
 
@@ -127,18 +131,27 @@ def loaded(place: str) -> type:
 
 def _names(kind: str, registry: Registry, language: str) -> list[str]:
     text = TEXTS[language]
-    entries = {name: registry.contents[name] for name in registry.contents if not _is_plugin(registry.contents[name])}
+    entries = entries_of(registry)
     if kind == "algorithm_type":
-        return table(text["types"], ((code(name), _what(entry, text)) for name, entry in entries.items()))
+        return table(text["types"], ((code(name), _what(entry, language)) for name, entry in entries.items()))
     rows = (
-        (code(name), ", ".join(_arguments(entry, text)), ", ".join(map(code, sorted(entry.reads))), _what(entry, text))
+        (
+            code(name),
+            ", ".join(_arguments(entry, text)),
+            ", ".join(map(code, sorted(entry.reads))),
+            _what(entry, language),
+        )
         for name, entry in entries.items()
     )
     return table(text["names"], rows)
 
 
+def entries_of(registry: Registry) -> dict[str, Entry]:
+    """Return the entries of a registry that are of the package, by name: tests register others."""
+    return {name: registry.contents[name] for name in registry.contents if not _is_plugin(registry.contents[name])}
+
+
 def _is_plugin(entry: Entry) -> bool:
-    """Return whether a class is not one of the package: tests register some."""
     return not entry.path.startswith("trinity.") or entry.path.startswith("trinity.plugins.")
 
 
@@ -149,9 +162,10 @@ def _arguments(entry: Entry, text: dict[str, Any]) -> Iterator[str]:
         yield f"{code(name)} = {code(default)}"
 
 
-def _what(entry: Entry, text: dict[str, Any]) -> str:
-    parts = [entry.doc] if entry.doc else []
+def _what(entry: Entry, language: str) -> str:
+    text = TEXTS[language]
+    parts = [in_language(entry.doc, language)] if entry.doc else []
     parts += [entry.source] if entry.source else []
     is_told = not entry.deprecated_for or entry.deprecated_for in entry.doc
     parts += [] if is_told else [text["older"].format(name=code(entry.deprecated_for))]
-    return "; ".join(part.rstrip(".") for part in parts)
+    return text["between"].join(part.rstrip(".。") for part in parts)

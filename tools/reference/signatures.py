@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trinity.utils.declaration import Declared
+from trinity.utils.translations import chinese_texts
 
 
 def called(name: str, value: Any) -> str:
@@ -21,11 +22,24 @@ def called(name: str, value: Any) -> str:
     return f"{name}({', '.join(_parameters(parameters))})"
 
 
-def summary(value: Any) -> str:
+def summary(value: Any, language: str = "en") -> str:
     """Return the first line of the docstring of a function or class; "": it has none of its own."""
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return ""
-    return (inspect.getdoc(value) or "").split("\n")[0]
+    return in_language((inspect.getdoc(value) or "").split("\n")[0], language)
+
+
+def in_language(line: str, language: str) -> str:
+    """Return the first line of a docstring in `en` or `zh`, as it is where it has no translation."""
+    if language != "zh":
+        return line
+    chinese = translations().get(line.removesuffix("."))
+    return line if chinese is None else chinese + "。" * line.endswith(".")
+
+
+def translations() -> Mapping[str, str]:
+    """Return the Chinese of the first line of each public docstring, both without a full stop."""
+    return chinese_texts("tools.reference", "docstrings_zh.json")
 
 
 def methods(cls: type) -> Iterator[tuple[str, Any]]:

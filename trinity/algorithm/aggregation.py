@@ -33,7 +33,7 @@ def masked_sum(
 def masked_mean(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], axis: int | None = None
 ) -> Float[Tensor, "..."]:
-    """Return the mean of the counted `values`, overall or over `axis`.
+    """Return the mean of the unmasked `values`, overall or over `axis`.
 
     It is 0 where nothing is counted.
     """
@@ -47,7 +47,7 @@ def aggregate_loss(
     loss_agg_mode: str = "token-mean",
     normalizer: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the per-token `values` as one number, 0 if none is counted.
+    """Aggregate per-token `values` to one number; 0 if no token is counted.
 
     Args:
         values: per-token loss.

@@ -170,7 +170,7 @@ class MultiStepGRPOAlgorithm(GRPOAlgorithm):
 class GiGPOAlgorithm(GRPOAlgorithm):
     """Group in group policy optimisation."""
 
-    summary = "group in group for agents (arXiv:2505.10978v3, eq. 8)"
+    summary = "groups within groups, for agents (arXiv:2505.10978v3, eq. 8)"
     defaults = {"advantage_fn": "gigpo"}
 
 
@@ -251,7 +251,7 @@ class TOPRAlgorithm(GRPOAlgorithm):
 class SPPOAlgorithm(AlgorithmType):
     """Log-ratio policy gradient within a trust band."""
 
-    summary = "softmax PPO, the log-ratio within a trust band (arXiv:2108.05828)"
+    summary = "softmax PPO, the log-ratio within a trust region (arXiv:2108.05828)"
     defaults = {"advantage_fn": "opmd", "policy_loss_fn": "sppo", "kl_loss_fn": "none", "entropy_loss_fn": "none"}
 
 
@@ -283,7 +283,7 @@ class GSPOAlgorithm(GRPOAlgorithm):
 class SAPOAlgorithm(GRPOAlgorithm):
     """A soft gate in place of the clip."""
 
-    summary = "soft gate in place of the clip (arXiv:2511.20347v2, eq. 5 and 6)"
+    summary = "a smooth gate instead of the clip (arXiv:2511.20347v2, eq. 5 and 6)"
     defaults = {"policy_loss_fn": "sapo"}
 
 
@@ -291,7 +291,7 @@ class SAPOAlgorithm(GRPOAlgorithm):
 class ClipCovAlgorithm(AlgorithmType):
     """Tokens of high covariance leave the gradient."""
 
-    summary = "tokens of high covariance clipped (arXiv:2505.22617v1, eq. 11 and 12)"
+    summary = "some tokens of high covariance left out (arXiv:2505.22617v1, eq. 11 and 12)"
     defaults = {"policy_loss_fn": "verl_clip_cov", "kl_loss_fn": "none"}
 
 
@@ -299,7 +299,7 @@ class ClipCovAlgorithm(AlgorithmType):
 class KLCovAlgorithm(AlgorithmType):
     """Tokens of high covariance are held by a KL term."""
 
-    summary = "tokens of high covariance held by a KL term (arXiv:2505.22617v1, eq. 13 and 14)"
+    summary = "a KL term on the tokens of highest covariance (arXiv:2505.22617v1, eq. 13 and 14)"
     defaults = {"policy_loss_fn": "verl_kl_cov", "kl_loss_fn": "none"}
 
 
@@ -349,7 +349,7 @@ class MIXCHORDAlgorithm(MIXAlgorithm):
 class OnPolicyDistillAlgorithm(AlgorithmType):
     """Towards a teacher, on the policy's own rollouts."""
 
-    summary = "towards a teacher, on the policy's own rollouts (arXiv:2306.13649)"
+    summary = "distillation from a teacher, on the policy's own rollouts (arXiv:2306.13649)"
     compute_advantage_in_trainer = True
     defaults = {"repeat_times": 1, "advantage_fn": "on_policy_distill", "kl_loss_fn": "none", "entropy_loss_fn": "none"}
     also_needed = TEACHER

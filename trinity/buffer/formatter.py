@@ -186,7 +186,7 @@ class SFTFormatter(_ChatFormatter):
     def __call__(self, values: Mapping[str, Any]) -> TokenizedRow:
         """Return the tokens of a row.
 
-        The last answer is learned, or all answers with `enable_concatenated_multi_turn`.
+        The last response is learned, or all responses with `enable_concatenated_multi_turn`.
 
         Raises:
             DataError: a template that writes no answer or rewrites earlier turns (E4021), or images that cannot be
@@ -217,7 +217,7 @@ class SFTFormatter(_ChatFormatter):
         if self.images is None:
             raise DataError("the row has an image, and the model reads none here", code="E4035")
         if has_images(messages[-1:]) or (is_all and answers_have_images(messages)):
-            raise DataError("an image stands where answers are learned; it must stand before the first", code="E4035")
+            raise DataError("an image stands after the first trained response; it must stand before it", code="E4035")
         return self.images.split(messages)
 
     def _with_images(self, row: TokenizedRow, pictures: list[Picture]) -> TokenizedRow:
@@ -226,7 +226,7 @@ class SFTFormatter(_ChatFormatter):
             return row
         response = row.tokens[row.prompt_length :]
         if self.images.image_token in response:
-            raise DataError("an answer has the token of an image, and no image", code="E4032")
+            raise DataError("a response has the token of an image, and no image", code="E4032")
         keys = self.images.expanded(row.tokens[: row.prompt_length], pictures)
         tokens = plain(keys, self.images.image_token) + response
         return replace(row, tokens=tokens, prompt_length=len(keys), images=as_inputs(keys, pictures))
@@ -246,7 +246,7 @@ class SFTFormatter(_ChatFormatter):
 
 
 class DPOFormatter(_ChatFormatter):
-    """Turns a prompt with a chosen and a rejected answer into a pair.
+    """Turns a prompt with a chosen and a rejected response into a pair.
 
     Args:
         fmt: names of the columns and the form of the rows.

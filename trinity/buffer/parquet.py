@@ -48,7 +48,7 @@ def _check(file: Path, size: int, free: int) -> None:
     if size > free:
         raise DataError(
             f"{file}: its rows take {shown_bytes(size)} of memory when they are decoded, and {shown_bytes(free)} are "
-            "free; look at who made it, or split it",
+            "free; split it, or check the program that wrote it",
             code="E4060",
         )
 

@@ -1,7 +1,7 @@
 """What a row of a dataset for training must hold; without torch.
 
-For `sft` a prompt and a response, or a conversation; for `dpo` a prompt, a preferred and a rejected answer; for `cpt` a
-text; for `experience` the payload of a stored experience.
+For `sft` a prompt and a response, or a conversation; for `dpo` a prompt, a preferred and a rejected response; for `cpt`
+a text; for `experience` the payload of a stored experience.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 
     Attributes:
         prompt: the messages before the answers.
-        chosen: the preferred answer, a message.
+        chosen: the preferred response, a message.
         rejected: the other one.
     """
 
@@ -115,7 +115,7 @@ def prompt_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> list[Messag
 
 
 def split_pair(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Pair | Fault:
-    """Return prompt and answers of a DPO row, or its fault.
+    """Return prompt and responses of a DPO row, or its fault.
 
     In the `messages` form the prompt is the column `messages_key`; without it, the prompt is the common beginning of
     both conversations. Faults are E4011, E4012, E4020 and E4022.

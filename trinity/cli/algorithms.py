@@ -14,13 +14,13 @@ from trinity.common.errors import ExitCode
 def algorithms(
     name: Annotated[
         str | None,
-        typer.Argument(help="Algorithm type to explain; all are listed without it.", autocompletion=algorithm_names),
+        typer.Argument(help="Algorithm type to explain; default: list all.", autocompletion=algorithm_names),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the algorithm types, or explain one.
 
-    The explanation has formula, functions, defaults, sources and YAML.
+    The explanation has the formula, functions, defaults, sources and YAML.
     """
     from trinity.algorithm import ALGORITHM_CONTENTS
     from trinity.explain.algorithms import facts, page, table, unknown

@@ -18,6 +18,7 @@ from trinity.cli.estimate import estimate
 from trinity.cli.explain import explain
 from trinity.cli.export import export_app
 from trinity.cli.jobs import log, resume, runs, status, stop
+from trinity.cli.language import TranslatedGroup
 from trinity.cli.later import add_later_commands
 from trinity.cli.quickstart import quickstart
 from trinity.cli.replay import replay
@@ -31,6 +32,7 @@ from trinity.cli.view import view
 
 app = typer.Typer(
     name="trinity",
+    cls=TranslatedGroup,
     help="Reinforcement fine-tuning of language models from one YAML file.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
@@ -47,7 +49,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of all commands."""

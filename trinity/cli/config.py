@@ -15,13 +15,13 @@ from trinity.utils.log import redact
 if TYPE_CHECKING:
     from trinity.common.config import StagePlan
 
-config_app = typer.Typer(help="Show the schema, or what a configuration means.", no_args_is_help=True)
+config_app = typer.Typer(help="Print the schema, or a complete configuration.", no_args_is_help=True)
 
 
 @config_app.command()
 def schema(
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Write it there, as trinity.schema.json; else it is printed.")
+        Path | None, typer.Option("--folder", help="Folder to write trinity.schema.json into; default: print it.")
     ] = None,
 ) -> None:
     """Print the JSON schema of the configuration file, for editors."""
@@ -42,7 +42,7 @@ def show(
     config: ConfigFile = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     effective_loss: Annotated[
-        bool, typer.Option("--effective-loss", help="Show the loss of each stage as a formula, with numbers.")
+        bool, typer.Option("--effective-loss", help="Show the loss of each stage as a formula with its numbers.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     set_: Overrides = None,

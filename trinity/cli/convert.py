@@ -14,7 +14,7 @@ from trinity.utils.log import redact
 
 _DTYPES = ("keep", "float32", "bfloat16", "float16")
 
-convert_app = typer.Typer(help="Turn files of one tool into files of another.", no_args_is_help=True)
+convert_app = typer.Typer(help="Convert configuration files and checkpoints between tools.", no_args_is_help=True)
 
 
 @convert_app.command("config")
@@ -22,15 +22,13 @@ def convert_config(
     file: File = None,
     words: Words = None,
     config: ConfigFile = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File that is written; else it is shown.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: print it.")] = None,
     to: Annotated[
-        str, typer.Option("--to", help="trinity, verl or modelarts: whose file it becomes.", show_default=True)
+        str, typer.Option("--to", help="Format to convert to: trinity, verl or modelarts.", show_default=True)
     ] = "trinity",
     set_: Overrides = None,
 ) -> None:
-    """Turn a file of veRL, ModelArts or ours into one of the others."""
+    """Convert a configuration file of Trinity, veRL or ModelArts."""
     from trinity.launch.dialects import DIALECTS, Converted, from_foreign, to_foreign
 
     if to not in DIALECTS:
@@ -58,26 +56,36 @@ def convert_config(
 @convert_app.command("checkpoint")
 def convert_checkpoint(
     source: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A checkpoint global_step_N of ours or of veRL, or a job.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="Checkpoint folder global_step_N of Trinity or veRL, or a job folder."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder that is made.")],
-    part: Annotated[str, typer.Option("--part", help="actor or critic.")] = "actor",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    part: Annotated[str, typer.Option("--part", help="Model to convert: actor or critic.")] = "actor",
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Of a job: the checkpoint; else the newest.")
+        int | None, typer.Option("--step", min=0, help="Step of the checkpoint, for a job folder; default: the newest.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Model that was trained, where the checkpoint lacks its files.")
+        str | None,
+        typer.Option(
+            "--model", help="Folder of the model that was trained; needed if the checkpoint lacks its config files."
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="keep, float32, bfloat16 or float16.")] = "keep",
-    max_shard_size: Annotated[str, typer.Option("--max-shard-size", help="Of a file of weights, as 5GB.")] = "5GB",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Data type of the weights: keep, float32, bfloat16 or float16.")
+    ] = "keep",
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", help="Largest size of a weight file, such as 5GB.")
+    ] = "5GB",
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model's Python code.")
+        bool, typer.Option("--trust-remote-code", help="Allow the model folder's own Python code to run.")
     ] = False,
-    push: Annotated[str | None, typer.Option("--push", help="Upload it to the hub, as owner/name.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="A repository that is made is private.")] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    push: Annotated[
+        str | None, typer.Option("--push", help="Upload the result to the Hugging Face Hub, as owner/name.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Turn a checkpoint of ours or of veRL into a folder of Hugging Face."""
+    """Convert a checkpoint of Trinity or veRL to Hugging Face format."""
     for value, known, hint in ((part, ("actor", "critic"), "--part"), (dtype, _DTYPES, "--dtype")):
         if value not in known:
             raise typer.BadParameter(f"must be one of {', '.join(known)}, got {value!r}", param_hint=hint)

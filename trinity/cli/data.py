@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from trinity.launch.trial.dataset_preview import DatasetPreview
     from trinity.launch.trial.preview import TasksetPreview
 
-data_app = typer.Typer(help="Look at the data of a configuration.", no_args_is_help=True)
+data_app = typer.Typer(help="Inspect the data of a configuration.", no_args_is_help=True)
 BAR, MOST_BAD = 40, 5
 
 
 @data_app.callback()
 def data() -> None:
-    """Look at the data of a configuration."""
+    """Inspect the data of a configuration."""
 
 
 @data_app.command()
 def preview(
     file: File = None,
     config: ConfigFile = None,
-    number: Annotated[int, typer.Option("-n", min=0, help="Rows of each dataset that are shown.")] = 2,
+    number: Annotated[int, typer.Option("-n", min=0, help="How many rows of each dataset to show.")] = 2,
     measured: Annotated[
         int | None,
         typer.Option(
             "--measured",
             min=1,
-            help="Rows of a file to train on whose tokens are counted at most; 2000, or fewer long ones, if not given.",
+            help="Most rows of a training file whose tokens are counted; default: 2000, fewer if they are long.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -41,9 +41,9 @@ def preview(
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Show rendered rows, their lengths, bad rows, and duplicates.
+    """Show rendered rows, lengths, bad rows and duplicates.
 
-    Of several stages those of all are shown. Nothing is written, and no model is loaded.
+    It covers every stage, writes nothing and loads no model.
     """
     path = chosen_file(file, config)
     with ended_with():
@@ -93,7 +93,7 @@ def _taskset_lines(found: TasksetPreview) -> Iterator[str]:
         yield "the workflow makes its own prompts; the lengths are those of the prompt column"
     yield from _length_lines("prompts", found.lengths)
     if found.num_images:
-        yield f"{found.num_images} images; the lengths count each as what stands for it in the text"
+        yield f"{found.num_images} images; the lengths count each image as its placeholder in the text"
     if found.num_long and found.limit is not None:
         limit, key, what = found.limit
         yield f"{found.num_long} prompts have more than {limit} tokens ({key}): they are {what}"

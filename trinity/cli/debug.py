@@ -27,18 +27,22 @@ def debug(
     output_file: Annotated[
         Path | None,
         typer.Option(
-            "--output-file", "--output_file", help="The experiences, as SQLite or .jsonl; .html: the profile as well."
+            "--output-file",
+            "--output_file",
+            help="File for the experiences, SQLite or .jsonl; .html: for the profile, too.",
         ),
     ] = None,
     output_dir: Annotated[
-        Path, typer.Option("--output-dir", "--output_dir", "-o", help="Folder of the experiences and the profile.")
+        Path, typer.Option("--output-dir", "--output_dir", "-o", help="Folder for the experiences and the profile.")
     ] = Path("debug_output"),
     disable_overwrite: Annotated[
-        bool, typer.Option("--disable-overwrite", "--disable_overwrite", help="Keep what an earlier call wrote.")
+        bool, typer.Option("--disable-overwrite", "--disable_overwrite", help="Keep the files of earlier calls.")
     ] = False,
     profile: Annotated[
         bool,
-        typer.Option("--profile", "--enable-profiling", "--enable_profiling", help="Write where the time is spent."),
+        typer.Option(
+            "--profile", "--enable-profiling", "--enable_profiling", help="Write a profile of where the time is spent."
+        ),
     ] = False,
     tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks to run.")] = 1,
     port: Annotated[
@@ -48,17 +52,17 @@ def debug(
             "-p",
             min=0,
             max=65535,
-            help=f"Of the endpoint (a free one) or the page ({PORT}); 0: a free one.",
+            help=f"Port of the endpoint (default: a free one) or of the page (default: {PORT}); 0: a free one.",
         ),
     ] = None,
     stage: StageName = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Keep an engine in one terminal, and try a workflow in another.
+    """Keep an engine in one terminal and try a workflow in another.
 
     `--module inference_model` serves the file's models until Ctrl-C; `--module workflow` runs a task with them;
-    `--module viewer` shows in a browser what the attempt wrote, until Ctrl-C.
+    `--module viewer` shows its experiences in a browser, until Ctrl-C.
     """
     from trinity.launch.trial.stage import TrialOptions
 

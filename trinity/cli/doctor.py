@@ -19,15 +19,16 @@ COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "error": ty
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="Check what this file needs as well.")] = None,
-    folder: Annotated[Path, typer.Option("--folder", help="Where runs are to write.")] = Path(),
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Check what this YAML file needs, too.")] = None,
+    folder: Annotated[Path, typer.Option("--folder", help="Folder that runs will write to.")] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Look at packages, GPUs, limits, folders and network of this machine.
+    """Check packages, GPUs, limits, folders and network of this machine.
 
-    Ends with 3 if something must be corrected first. Nothing is left behind, and no other machine is asked.
+    The exit status is 3 if something must be corrected before a run. No file is left behind, and no other machine is
+    contacted.
     """
     from trinity.preflight.doctor import looks
     from trinity.preflight.doctor.look import ERROR, WARNING

@@ -16,17 +16,22 @@ if TYPE_CHECKING:
 def env_check(
     file: File = None,
     config: ConfigFile = None,
-    tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks, the first ones of a run.")] = 4,
-    repetitions: Annotated[int, typer.Option("--repetitions", min=2, help="Passes in which leaks are looked for.")] = 5,
+    tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks, in the order of a run.")] = 4,
+    repetitions: Annotated[
+        int, typer.Option("--repetitions", min=2, help="How many passes over the tasks, to find leaks.")
+    ] = 5,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds for a rollout; the file's if they are fewer.")
+        float,
+        typer.Option(
+            "--timeout", min=0.1, help="Longest time of a rollout in seconds; the file's limit if it is shorter."
+        ),
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stage: StageName = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Check a workflow with policies in place of its model.
+    """Check a workflow with scripted policies instead of a model.
 
     It looks at determinism, leaks, timeouts, rewards and concurrency; no model is loaded and nothing is written.
     """

@@ -21,17 +21,19 @@ def estimate(
     words: Words = None,
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    like: Annotated[Path | None, typer.Option("--like", help="An earlier job, for the steps per hour.")] = None,
+    like: Annotated[
+        Path | None, typer.Option("--like", help="Folder of an earlier job, to estimate steps per hour from.")
+    ] = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option("--gpu-memory", min=0.5, help="GiB of a GPU; else those of this machine are asked."),
+        typer.Option("--gpu-memory", min=0.5, help="Memory of a GPU in GiB; default: that of this machine's GPUs."),
     ] = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Say what memory a run will take, by part and process.
+    """Estimate the memory of a run, by part and process.
 
-    Reads `config.json` of the models, and no weights; starts nothing.
+    It reads the models' `config.json`, no weights, and starts nothing.
     """
     path, overrides = chosen_with_words(file, config, words, set_)
     card = None if gpu_memory is None else int(gpu_memory * 2**30)

@@ -1,4 +1,4 @@
-"""Evaluations by checkpoint, task set and metric, with standard errors."""
+"""Evaluations by checkpoint, taskset and metric, with standard errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 _MEAN = re.compile(r"(?P<prefix>[^/]+/(?P<taskset>.+)/(?P<metric>[^/]+))/mean@(?P<runs>\d+)")
-HEAD = ("checkpoint", "task set", "metric", "mean", "standard error")
+HEAD = ("checkpoint", "taskset", "metric", "mean", "standard error")
 
 
 def table_lines(evaluations: Mapping[int, Mapping[str, float]]) -> list[str]:

@@ -19,17 +19,17 @@ def explain(
         str,
         typer.Argument(
             metavar="CODE|KEY|METRIC",
-            help="Such as E1203, algorithm.repeat_times or actor/kl_loss.",
+            help="A code, key or metric, such as E1203, algorithm.repeat_times or actor/kl_loss.",
             autocompletion=codes_and_keys,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     language: Annotated[
         Literal["en", "zh"] | None,
-        typer.Option(help="Of the text of a key or metric; codes are in English. Default: of LANG."),
+        typer.Option(help="en or zh, for keys and metrics; codes are explained in English. Default: from LANG."),
     ] = None,
 ) -> None:
-    """Say what a code of an error or warning, a key or a metric means."""
+    """Explain an error or warning code, a key or a metric."""
     from trinity.explain.code_messages import CODE
     from trinity.summary.words import is_chinese
 

@@ -14,29 +14,31 @@ if TYPE_CHECKING:
     from trinity.buffer.export import Form
     from trinity.launch.reuse.demonstrations import Choose
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="The file of JSON lines.")]
-Url = Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="JSON lines file to write.")]
+Url = Annotated[str | None, typer.Option("--url", help="Database URL; needed if config.yaml hides its password.")]
 
-export_app = typer.Typer(help="Write what a run has stored into files.", no_args_is_help=True)
+export_app = typer.Typer(help="Export what a run has stored to files.", no_args_is_help=True)
 
 
 @export_app.command()
 def experience(
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB]", help="Folder of a run, with its config.yaml.", autocompletion=jobs),
+        typer.Argument(metavar="[JOB]", help="Folder of a job, with its config.yaml.", autocompletion=jobs),
     ] = None,
-    to: Annotated[str, typer.Option("--to", help="parquet or jsonl.")] = "parquet",
+    to: Annotated[str, typer.Option("--to", help="Format of the file: parquet or jsonl.")] = "parquet",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file; `experience.<form>` if not given.")
+        Path | None, typer.Option("--output", "-o", help="File to write; default: `experience.<format>`.")
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="A database, in place of JOB's.")] = None,
-    buffer: Annotated[str, typer.Option("--buffer", help="Experience buffer; all of them if not given.")] = "",
-    step: Annotated[int | None, typer.Option("--step", min=1, help="Training step that used them.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Database URL, instead of that of JOB.")] = None,
+    buffer: Annotated[str, typer.Option("--buffer", help="Name of an experience buffer; default: all of them.")] = "",
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Only experiences that this training step used.")
+    ] = None,
 ) -> None:
-    """Write experiences: texts, tokens, log-probabilities, rewards."""
+    """Export experiences: texts, tokens, log-probabilities and rewards."""
     if job is None and url is None:
-        raise typer.BadParameter("nothing is given to export; name the folder of a run, or --url", param_hint="JOB")
+        raise typer.BadParameter("nothing is given to export; give the folder of a job, or --url", param_hint="JOB")
     if to not in ("parquet", "jsonl"):
         raise typer.BadParameter(f"must be parquet or jsonl, got {to!r}", param_hint="--to")
     with ended_with():
@@ -61,12 +63,14 @@ def experience(
 def sft(
     job: Job,
     output: Output = Path("sft.jsonl"),
-    best: Annotated[int, typer.Option("--best", min=1, help="As many answers of each task, the best first.")] = 1,
-    min_reward: Annotated[float | None, typer.Option("--min-reward", help="Leave out answers below it.")] = None,
+    best: Annotated[int, typer.Option("--best", min=1, help="How many responses of each task, the best first.")] = 1,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", help="Leave out responses with a lower reward.")
+    ] = None,
     url: Url = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Write the best answers of each task as conversations to imitate."""
+    """Export the best responses to each task as conversations for SFT."""
     with ended_with():
         from trinity.launch.reuse.demonstrations import best_answers
 
@@ -77,11 +81,13 @@ def sft(
 def dpo(
     job: Job,
     output: Output = Path("dpo.jsonl"),
-    min_gap: Annotated[float, typer.Option("--min-gap", min=0.0, help="Least difference of their rewards.")] = 0.0,
+    min_gap: Annotated[
+        float, typer.Option("--min-gap", min=0.0, help="Smallest difference of the rewards of a pair.")
+    ] = 0.0,
     url: Url = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Write the best and the worst answer of each task as pairs."""
+    """Export the best and the worst response to each task as pairs for DPO."""
     with ended_with():
         from trinity.launch.reuse.demonstrations import best_and_worst
 
@@ -95,7 +101,7 @@ def _write_dataset(job: Path, output: Path, choose: Choose, url: str | None, plu
     found = write_dataset(PastRun.of(job, url=url, plugin_dirs=tuple(plugin_dir or ())), output, choose)
     typer.echo(f"{output}: {found.rows} rows")
     for number, why in (
-        (found.repeated, "more are the same as one that is there"),
+        (found.repeated, "more are equal to one that is written already"),
         (found.unfit, "rollouts are cut short, or have no reward"),
         (found.gone, "rollouts have no payload any more (buffer.keep_payloads)"),
     ):

@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 Job = Annotated[
     Path,
     typer.Argument(
-        metavar="JOB", help="Folder of a run, <checkpoint_root_dir>/<project>/<name>.", autocompletion=jobs_of_words
+        metavar="JOB", help="Folder of a job, <checkpoint_root_dir>/<project>/<name>.", autocompletion=jobs_of_words
     ),
 ]
-Part = Annotated[str | None, typer.Option("--part", help="Name of a part that runs apart; else all.")]
+Part = Annotated[
+    str | None, typer.Option("--part", help="Name of one part (such as explorer) that runs on its own; default: all.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FOLLOW_S = 0.5
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look, such as a checkpoint_root_dir.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder to look in, such as a checkpoint_root_dir.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder and below it, with their state."""
@@ -86,11 +88,12 @@ def status(job: Job, as_json: AsJson = False) -> None:
 
 def log(
     job: Job,
-    number: Annotated[int, typer.Option("-n", min=1, help="Last lines of each file.")] = 20,
-    part: Annotated[str, typer.Option("--part", help="Only files with this in their name.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many last lines of each file.")] = 20,
+    part: Annotated[str, typer.Option("--part", help="Only log files with this in their name.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each line as a JSON object.")] = False,
 ) -> None:
-    """Print the last lines of a run's logs, and those that come."""
+    """Print the last lines of a run's logs; --follow prints new ones, too."""
     from trinity.launch.jobs import job_state, log_files
 
     with ended_with():
@@ -98,12 +101,12 @@ def log(
     places: dict[Path, int] = {}
     for file in log_files(job):
         if part in file.stem:
-            places[file] = _print_end(file, job, number)
+            places[file] = _print_end(file, job, number, as_json=as_json)
     try:
         while follow:
             for file in log_files(job):
                 if part in file.stem:
-                    places[file] = _print_new(file, job, places.get(file, 0))
+                    places[file] = _print_new(file, job, places.get(file, 0), as_json=as_json)
             sys.stdout.flush()
             time.sleep(FOLLOW_S)
     except KeyboardInterrupt:
@@ -113,10 +116,10 @@ def log(
 def stop(
     job: Job,
     part: Part = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for its end.")] = 120.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait until it has ended.")] = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a run of this machine: it ends its step, saves, and ends."""
+    """Stop a run on this machine: it finishes its step, saves, and exits."""
     from trinity.launch.jobs import job_state, stop_job
 
     with ended_with():
@@ -136,12 +139,14 @@ def resume(
     part: Part = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another value of a key: a.b=c.", autocompletion=set_words),
+        typer.Option("--set", help="New value of a key: a.b=c; may be repeated.", autocompletion=set_words),
     ] = None,
     accept_change: Annotated[
-        list[str] | None, typer.Option("--accept-change", help="Key that may differ from the run that is continued.")
+        list[str] | None,
+        typer.Option("--accept-change", help="Key whose value may differ from when the run began; may be repeated."),
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the command, and run nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the command without running it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON at the end, like `trinity run --json`.")] = False,
 ) -> None:
     """Continue a run as it was started, from its last checkpoint."""
     import shlex
@@ -156,8 +161,13 @@ def resume(
             raise EnvironmentProblem(f"{folder}, where the run was started, is not there", code="E3602")
     words += [word for each in set_ or () for word in ("--set", each)]
     words += [word for each in accept_change or () for word in ("--accept-change", each)]
+    words += ["--json"] * as_json
     command = [sys.executable, "-m", "trinity", "run", *words]
-    typer.echo(f"cd {shlex.quote(str(folder))} && {redact(shlex.join(['trinity', 'run', *words]))}", err=not show)
+    text = redact(shlex.join(["trinity", "run", *words]))
+    if show and as_json:
+        _print_json({"folder": str(folder), "command": text})
+    else:
+        typer.echo(f"cd {shlex.quote(str(folder))} && {text}", err=not show)
     if show:
         return
     sys.stdout.flush()
@@ -207,7 +217,7 @@ def _age(when: float) -> str:
     return f"{seconds / length:.0f} {unit}"
 
 
-def _print_end(file: Path, job: Path, number: int) -> int:
+def _print_end(file: Path, job: Path, number: int, *, as_json: bool) -> int:
     """Print the last whole lines of a file; return where they end."""
     with open(file, "rb") as opened:
         lines, end = deque[bytes](maxlen=number), 0
@@ -215,11 +225,11 @@ def _print_end(file: Path, job: Path, number: int) -> int:
             if line.endswith(b"\n"):  # the last one may just be written
                 lines.append(line)
                 end += len(line)
-    _print_lines(file, job, lines)
+    _print_lines(file, job, lines, as_json=as_json)
     return end
 
 
-def _print_new(file: Path, job: Path, place: int) -> int:
+def _print_new(file: Path, job: Path, place: int, *, as_json: bool) -> int:
     """Print the whole lines behind a place of a file; return where they end."""
     try:
         with open(file, "rb") as opened:
@@ -228,11 +238,12 @@ def _print_new(file: Path, job: Path, place: int) -> int:
     except FileNotFoundError:
         return 0
     whole = data[: data.rfind(b"\n") + 1]
-    _print_lines(file, job, iter(whole.splitlines()))
+    _print_lines(file, job, iter(whole.splitlines()), as_json=as_json)
     return start + len(whole)
 
 
-def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes]) -> None:
-    name = file.relative_to(job / "log").with_suffix("")
+def _print_lines(file: Path, job: Path, lines: Iterator[bytes] | deque[bytes], *, as_json: bool) -> None:
+    name = str(file.relative_to(job / "log").with_suffix(""))
     for line in lines:
-        typer.echo(f"{name}: {redact(line.decode(errors='replace').rstrip())}")
+        text = redact(line.decode(errors="replace").rstrip())
+        typer.echo(json.dumps({"file": name, "line": text}, ensure_ascii=False) if as_json else f"{name}: {text}")

@@ -21,22 +21,22 @@ Overrides = Annotated[
 ]
 PluginDirs = Annotated[
     list[Path] | None,
-    typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be given several times."),
+    typer.Option("--plugin-dir", "--plugin_dir", help="Folder of plugin modules; may be repeated."),
 ]
 File = Annotated[
     str | None,
-    typer.Argument(metavar="[FILE]", help="YAML file, in place of --config.", autocompletion=words),
+    typer.Argument(metavar="[FILE]", help="YAML file; the same as --config.", autocompletion=words),
 ]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[A.B=C]...", help="Overrides, as with --set; of a veRL file in hydra's form.", autocompletion=words
+        metavar="[A.B=C]...", help="Overrides, as with --set; for a veRL file in Hydra's syntax.", autocompletion=words
     ),
 ]
-Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a run, with its config.yaml.", autocompletion=jobs)]
+Job = Annotated[Path, typer.Argument(metavar="JOB", help="Folder of a job, with its config.yaml.", autocompletion=jobs)]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file.")]
 
-StageName = Annotated[str | None, typer.Option("--stage", help="Stage of the file; the first that has tasks.")]
+StageName = Annotated[str | None, typer.Option("--stage", help="Stage of the file; default: the first with tasks.")]
 
 
 def chosen_file(file: str | None, config: Path | None) -> Path:

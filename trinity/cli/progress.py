@@ -24,7 +24,6 @@ PLAIN_INTERVAL_S = 5.0
 ROLLOUTS_INTERVAL_S = 5.0
 PLAIN_ROLLOUTS_INTERVAL_S = 30.0
 READING_S = 5.0
-NUM_ROLLOUTS = 4
 
 Reader = Callable[[], "list[LatestRollout]"]
 
@@ -89,7 +88,8 @@ class Progress:
         from trinity.algorithm.planning import steps_by_actor
         from trinity.launch.samples import rollouts_of
 
-        reader = rollouts_of(stage.config, number=NUM_ROLLOUTS)
+        # This process of a run on Ray imports no torch, which reading takes: the explorer's hands them over.
+        reader = None if stage.config.cluster.runtime == "ray" else rollouts_of(stage.config)
         self.start(stage.name or stage.config.name, totals=steps_by_actor(stage.config), rollouts=reader)
 
     def start(self, stage: str, *, totals: Mapping[str, int | None], rollouts: Reader | None = None) -> None:
@@ -127,6 +127,17 @@ class Progress:
             if headline.reward(data) is not None:
                 self._look()
 
+    def on_rollouts(self, rollouts: list[LatestRollout], note: str) -> None:
+        """Show the latest rollouts, or why there are none.
+
+        Between plain lines that is only now and then.
+        """
+        with self._lock:
+            now = self._clock()
+            if now - self._looked >= self._rollouts_interval_s or self._display is not None:
+                self._looked = now
+                self._show_rollouts(rollouts, note)
+
     def stop(self) -> None:
         """End the display of the stage; calling it twice is harmless."""
         reading = self._reading
@@ -163,17 +174,21 @@ class Progress:
         try:
             found = reader()
         except (TrinityError, OSError) as error:
-            note = in_language(LIVE["unread"], is_chinese=self._is_chinese).format(one_line(str(error)))
+            note = str(error)
         with self._lock:
-            if reader is not self._reader:  # of a stage that has ended
-                return
-            is_new, self._note = note != self._note, note
-            if self._display is not None:
-                self._display.show_rollouts(found, note)
-            elif not self.is_live:
-                lines = [rollout_line(found[0], is_chinese=self._is_chinese)] if found else [note] * is_new
-                for line in filter(None, lines):
-                    self.print_line(f"[{self._stage}] {line}")
+            if reader is self._reader:  # otherwise it is of a stage that has ended
+                self._show_rollouts(found, note)
+
+    def _show_rollouts(self, found: list[LatestRollout], note: str) -> None:
+        if note:
+            note = in_language(LIVE["unread"], is_chinese=self._is_chinese).format(one_line(note))
+        is_new, self._note = note != self._note, note
+        if self._display is not None:
+            self._display.show_rollouts(found, note)
+        elif not self.is_live:
+            lines = [rollout_line(found[0], is_chinese=self._is_chinese)] if found else [note] * is_new
+            for line in filter(None, lines):
+                self.print_line(f"[{self._stage}] {line}")
 
     @property
     def _counted(self) -> str:

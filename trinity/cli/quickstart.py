@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    dir: Annotated[Path, typer.Option("--dir", help="Folder to write; files that are there are kept.")] = Path(
+    dir: Annotated[Path, typer.Option("--dir", help="Folder to write into; existing files are kept.")] = Path(
         "quickstart"
     ),
-    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Write the folder and do not run.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the data, the weights and the run.")] = 42,
+    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Write the folder without running it.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the data, the weights and the run.")] = 42,
 ) -> None:
     """Train a tiny model in a new folder and show what it learned.
 
-    Writes data, the model and a YAML file into the folder first.
+    It first writes data, the model and a YAML file into the folder.
     """
     from trinity.quickstart.folder import prepare
     from trinity.summary.table import command

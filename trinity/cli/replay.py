@@ -23,17 +23,19 @@ def replay(
     step: Annotated[int, typer.Option("--step", min=1, help="The training step.")],
     set_: Overrides = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Parquet file of the step's tokens, for SQL.")
+        Path | None, typer.Option("--output", "-o", help="Parquet file for the tokens of the step, to query with SQL.")
     ] = None,
-    number: Annotated[int, typer.Option("-n", min=0, help="Samples that are shown.")] = MOST_SHOWN,
+    number: Annotated[int, typer.Option("-n", min=0, help="How many experiences to show.")] = MOST_SHOWN,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    url: Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Database URL; needed if config.yaml hides its password.")
+    ] = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Compute a training step again; --set shows what others had changed.
+    """Compute a training step again; with --set under other settings.
 
-    Nothing of the run is changed. The weights before the step come from the newest checkpoint before it; steps in
-    between are trained again. Relative paths are those of the run, so call it in the same folder.
+    The run itself is not changed. The weights before the step come from the newest earlier checkpoint; steps in
+    between are trained again. Relative paths are those of the run: call it in the same folder.
     """
     with ended_with():
         from trinity.launch.reuse.past_run import PastRun
@@ -76,7 +78,7 @@ def _exactness(found: Replayed) -> str:
         return "the run logged no metrics of this step: nothing to compare with"
     differing, common = found.differing(), len(found.logged.keys() & found.own.metrics.keys())
     if not differing:
-        return f"all {common} metrics of the trainer are those of the run, bit for bit"
+        return f"all {common} metrics of the trainer are bitwise identical to those of the run"
     name, (logged, computed) = max(differing.items(), key=lambda item: abs(item[1][0] - item[1][1]))
     reason = found.reason or "software, machine or files are not those of the run"
     most = f"{name} most: {logged:g}, here {computed:g}"
@@ -94,12 +96,12 @@ def _metric_lines(found: Replayed) -> Iterator[str]:
         values = [own.get(name), *([other.get(name)] if other else [])]
         yield f"{name:{width}}  " + "  ".join(f"{'-' if each is None else format(each, '.6g'):>14}" for each in values)
     if other and own == other:
-        yield "these settings change nothing in this step"
+        yield "these settings have no effect in this step"
 
 
 def _sample_lines(found: Replayed, number: int) -> Iterator[str]:
     samples = _samples(found)
-    yield f"samples with the largest {'change of their' if found.other else ''} part of the policy loss:".replace(
+    yield f"experiences with the largest {'change of their' if found.other else ''} part of the policy loss:".replace(
         "  ", " "
     )
     for each in samples[:number]:

@@ -19,21 +19,26 @@ NUM_BINS, BAR = 10, 30
 
 def rescore(
     job: Job,
-    output: Annotated[str, typer.Option("--output", "-o", help="The new database: a file of SQLite, or a URL.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="New database: path of an SQLite file, or a URL.")],
     reward: Annotated[
         str | None,
-        typer.Option("--reward", help="Reward function; that of the run if not given.", autocompletion=reward_names),
+        typer.Option("--reward", help="Reward function; default: that of the run.", autocompletion=reward_names),
     ] = None,
     for_: Annotated[
-        str | None, typer.Option("--for", help="PROJECT/NAME of the run that trains them; JOB's with -rescored.")
+        str | None,
+        typer.Option(
+            "--for", help="PROJECT/NAME of the run that will train on them; default: those of JOB, with -rescored."
+        ),
     ] = None,
     set_: Overrides = None,
-    url: Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Database URL; needed if config.yaml hides its password.")
+    ] = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Score stored rollouts again, and write them to be trained on.
+    """Score stored rollouts again and store them for another run to train on.
 
-    Nothing of the run is changed. Relative paths are those of the run, so call it in the same folder.
+    The run itself is not changed. Relative paths are those of the run: call it in the same folder.
     """
     with ended_with():
         from trinity.launch.reuse.past_run import PastRun

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 INDENT = "    "
 TRUNCATED = {
-    "prompt_truncated": "the prompt was cut, and nothing of it is trained",
-    "response_truncated": "the answer was cut at its longest length",
+    "prompt_truncated": "the prompt was cut, so that the rollout is not trained",
+    "response_truncated": "the response was cut at its length limit",
 }
 
 
@@ -52,14 +52,14 @@ def summary(rollouts: Sequence[Rollout]) -> str:
 
 def _title(rollout: Rollout) -> str:
     reward = "" if rollout.reward is None else f", reward {rollout.reward:.6g}"
-    return f"task {rollout.task} (row {rollout.row}), run {rollout.run}: {rollout.outcome}{reward}"
+    return f"task {rollout.task} (row {rollout.row}), rollout {rollout.run}: {rollout.outcome}{reward}"
 
 
 def _lines(rollout: Rollout, words: Mapping[int, str] | None) -> Iterator[str]:
     if rollout.reason:
         yield f"{rollout.outcome}: {rollout.reason}"
         if rollout.experiences:
-            yield "what the model answered before that, which is not trained on:"
+            yield "what the model said before that, which is not trained:"
     for number, experience in enumerate(rollout.experiences):
         if len(rollout.experiences) > 1:
             yield f"turn {number}"
@@ -75,7 +75,7 @@ def _turn(experience: Experience, words: Mapping[int, str] | None, *, is_scored:
     trained = experience.response_length if mask is None else int(mask.sum())
     of_policy = "" if trained == experience.response_length else f", {trained} of them the model's"
     reason = experience.info.get("finish_reason")
-    yield f"answer, {experience.response_length} tokens{of_policy}" + (f", ended by {reason}" if reason else "")
+    yield f"response, {experience.response_length} tokens{of_policy}" + (f", ended by {reason}" if reason else "")
     yield indented(experience.response_text or "")
     if experience.truncate_status:
         yield f"truncated: {TRUNCATED[experience.truncate_status]}"
@@ -89,10 +89,10 @@ def _turn(experience: Experience, words: Mapping[int, str] | None, *, is_scored:
 def _tokens(experience: Experience, words: Mapping[int, str]) -> Iterator[str]:
     yield f"{INDENT}{'place':>6} {'token':>8}  {'trained':7}  {'logprob':>9}  text"
     for place, token in enumerate(experience.tokens.tolist()):
-        answer = place - experience.prompt_length
-        is_trained = answer >= 0 and (experience.action_mask is None or bool(experience.action_mask[answer]))
-        logprob = "" if answer < 0 or experience.logprobs is None else f"{float(experience.logprobs[answer]):.5f}"
-        said = "prompt" if answer < 0 else "yes" if is_trained else "no"
+        index = place - experience.prompt_length
+        is_trained = index >= 0 and (experience.action_mask is None or bool(experience.action_mask[index]))
+        logprob = "" if index < 0 or experience.logprobs is None else f"{float(experience.logprobs[index]):.5f}"
+        said = "prompt" if index < 0 else "yes" if is_trained else "no"
         yield f"{INDENT}{place:>6} {token:>8}  {said:7}  {logprob:>9}  {words.get(token, '?')!r}"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,9 +34,12 @@ def run(
     set_: Overrides = None,
     accept_change: Annotated[
         list[str] | None,
-        typer.Option("--accept-change", help="Resume although this key differs from the run that is continued."),
+        typer.Option("--accept-change", help="Resume although the value of this key has changed since the run began."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress, warnings and errors only.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show warnings and errors only, no live progress.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON at the end: status and summaries.")] = False,
 ) -> None:
     """Run the stages of a YAML file.
 
@@ -52,7 +57,9 @@ def run(
     )
     result = run_config(path, options)
     flush_output()  # what libraries have printed comes before the last lines
-    for line in [*summaries(options), *outcome_lines(result)]:
+    if as_json:
+        typer.echo(redact(json.dumps(outcome_facts(result, options), indent=2, ensure_ascii=False)))
+    for line in () if as_json else (*summaries(options), *outcome_lines(result)):
         typer.echo(line)
     for line in closing_lines(result, path, options):
         typer.echo(line, err=True)
@@ -105,6 +112,18 @@ def summaries(options: RunOptions) -> list[str]:
     left = [job_dir for job_dir in options.job_dirs if (job_dir / SUMMARY_NAME).exists()]
     in_chinese = is_chinese(os.environ)
     return [line for job_dir in left for line in (*summary_lines(job_summary(job_dir), is_chinese=in_chinese), "")]
+
+
+def outcome_facts(result: RunResult, options: RunOptions) -> dict[str, Any]:
+    """Return how a run ended, with the summary of each stage, for programs."""
+    from trinity.launch.ending import job_summary
+
+    return {
+        "exit_code": int(result.exit_code),
+        "error": None if result.error is None else str(result.error),
+        "resume": options.command or None,
+        "summaries": [asdict(job_summary(job_dir)) for job_dir in options.job_dirs],
+    }
 
 
 def outcome_lines(result: RunResult) -> list[str]:
@@ -174,6 +193,7 @@ def _run_with_progress(plan: Plan, options: RunOptions) -> RunResult:
     if progress.is_live:
         log_to_console(write=progress.print_line)
     options.on_metrics = progress.on_metrics
+    options.on_rollouts = progress.on_rollouts
     options.on_stage = progress.on_stage
     with progress:
         return run_plan(plan, options)

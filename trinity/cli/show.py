@@ -17,20 +17,26 @@ NUMBER = 8
 def show(
     job: Job,
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Training step that used them; with --eval the explore step.")
+        int | None,
+        typer.Option("--step", min=0, help="Training step that used the rollouts; with --eval the explore step."),
     ] = None,
-    task: Annotated[str, typer.Option("--task", help="Their task, `batch/task`; with --eval its row.")] = "",
-    worst: Annotated[int | None, typer.Option("--worst", min=1, help="As many, with the worst rewards.")] = None,
-    best: Annotated[int | None, typer.Option("--best", min=1, help="As many, with the best rewards.")] = None,
-    number: Annotated[int, typer.Option("-n", min=1, help="As many of the newest.")] = NUMBER,
+    task: Annotated[
+        str, typer.Option("--task", help="Task of the rollouts, as `batch/task`; with --eval its row number.")
+    ] = "",
+    worst: Annotated[int | None, typer.Option("--worst", min=1, help="How many to show, lowest rewards first.")] = None,
+    best: Annotated[int | None, typer.Option("--best", min=1, help="How many to show, highest rewards first.")] = None,
+    number: Annotated[int, typer.Option("-n", min=1, help="How many to show, the newest.")] = NUMBER,
     evaluated: Annotated[
-        str | None, typer.Option("--eval", help="Answers to this evaluation taskset; without --step the newest.")
+        str | None,
+        typer.Option("--eval", help="Name of an evaluation taskset, to show its rollouts; default step: the newest."),
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Database, where config.yaml hides its password.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Database URL; needed if config.yaml hides its password.")
+    ] = None,
 ) -> None:
-    """Show samples of a run: prompt, answer, reward, what happened to them.
+    """Show rollouts of a run: prompt, response, reward and their fate.
 
-    The last line says what happened to all rollouts.
+    The last line counts all rollouts by what happened to them.
     """
     if worst is not None and best is not None:
         raise typer.BadParameter("--worst and --best exclude each other; give one", param_hint="--worst")

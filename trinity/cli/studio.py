@@ -16,8 +16,10 @@ PORT = 8501
 def studio(
     file: File = None,
     config: ConfigFile = None,
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Of the page; 0: a free one.")] = PORT,
-    folder: Annotated[Path, typer.Option("--folder", help="Whose runs are shown first.")] = Path(),
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port of the page; 0: a free one.")
+    ] = PORT,
+    folder: Annotated[Path, typer.Option("--folder", help="Folder whose runs are shown first.")] = Path(),
     plugin_dir: PluginDirs = None,
 ) -> None:
     """Configure, start and watch runs in a browser, until Ctrl-C."""

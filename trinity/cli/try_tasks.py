@@ -1,4 +1,4 @@
-"""`trinity try`: attempt a few tasks, and train nothing."""
+"""`trinity try`: roll out a few tasks, and train nothing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 def try_tasks(
     file: File = None,
     config: ConfigFile = None,
-    tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks, the first ones of a run.")] = 4,
-    repeat_times: Annotated[int, typer.Option("--repeat-times", min=1, help="Rollouts of each task.")] = 1,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Print every token with mask and logprob.")] = False,
+    tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks, in the order of a run.")] = 4,
+    repeat_times: Annotated[int, typer.Option("--repeat-times", min=1, help="Number of rollouts of each task.")] = 1,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Print every token with its mask and log-probability.")
+    ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File that gets a line of JSON for each rollout (.jsonl), or SQLite."),
+        typer.Option("--output", "-o", help="File for the experiences: JSON lines (.jsonl) or SQLite."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     stage: StageName = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Attempt a few tasks in this process; train and keep nothing.
+    """Roll out a few tasks in this process, without training.
 
-    Prompts, answers and scores are printed, with the file's engine, workflow and reward.
+    It uses the engine, workflow and reward function of the file, and prints prompts, responses and scores.
     """
     from trinity.launch.trial.output import write_rollouts
     from trinity.launch.trial.stage import TrialOptions

@@ -28,7 +28,8 @@ def validate(
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     schema_only: Annotated[
-        bool, typer.Option("--schema-only", help="Leave out what depends on this machine and this version.")
+        bool,
+        typer.Option("--schema-only", help="Check the file alone, without what depends on this machine and version."),
     ] = False,
     probe: Annotated[
         bool,
@@ -38,7 +39,7 @@ def validate(
         ),
     ] = False,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Fetch models and data that are at an address, and check them too.")
+        bool, typer.Option("--fetch", help="Download models and data that are given by address, and check them too.")
     ] = False,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,

@@ -16,20 +16,23 @@ def view(
     file: File = None,
     config: ConfigFile = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="A database, or the path of an SQLite file; the run's if not given.")
+        str | None, typer.Option("--url", help="Database URL, or path of an SQLite file; default: that of the run.")
     ] = None,
     table: Annotated[
-        str | None, typer.Option("--table", help="Name of the experience buffer; all of them if not given.")
+        str | None, typer.Option("--table", help="Name of an experience buffer; default: all of them.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Model whose tokenizer gives the texts; the run's if not given.")
+        str | None,
+        typer.Option("--tokenizer", help="Model whose tokenizer decodes the tokens; default: that of the run."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Of the page; 0: a free one.")] = PORT,
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port of the page; 0: a free one.")
+    ] = PORT,
     stage: StageName = None,
     set_: Overrides = None,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Show experiences in a browser of this machine, until Ctrl-C."""
+    """Show experiences in a browser on this machine, until Ctrl-C."""
     path = None if url is not None and file is None and config is None else chosen_file(file, config)
     with ended_with():
         from trinity.manager.viewer.of_run import settings_of, stage_viewed

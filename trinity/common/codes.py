@@ -72,7 +72,7 @@ MESSAGES = {
     "E3224": "… is set by the engine, or by another key: …",
     "E3906": "what the class … declares is computed, and it has to be read from the source",
     "E4061": "… has no experiences of a buffer …; it has those of: …",
-    "E5131": "evaluation: no rollout of the taskset … was completed; the commonest reason: …",
+    "E5131": "evaluation: no rollout of the taskset … was completed; the most common reason: …",
     "E5221": "the reward cannot be taken: …",
     "E5604": "the torch engine does not serve the model family …: …",
     "E5637": "… engines answer, and explorer.min_running_model_num is …; ask again later",

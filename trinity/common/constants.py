@@ -45,14 +45,14 @@ TRAINER = "trainer"  # the name under which a trainer shares it, whatever `train
 
 
 class PromptType(StrEnum):
-    """Form of the prompt column of a dataset."""
+    """Format of the prompt column of a dataset."""
 
     MESSAGES = "messages"
     PLAINTEXT = "plaintext"
 
 
 class StorageType(StrEnum):
-    """Policy of a buffer or taskset."""
+    """Kind of storage of a buffer or taskset."""
 
     FILE = "file"
     QUEUE = "queue"
@@ -69,7 +69,7 @@ class SyncMethod(StrEnum):
 
 
 class SyncStyle(StrEnum):
-    """Who waits for whom."""
+    """Whether explorer and trainer wait for each other."""
 
     FIXED = "fixed"
     DYNAMIC_BY_EXPLORER = "dynamic_by_explorer"
@@ -99,7 +99,7 @@ class RunningStatus(StrEnum):
 
 
 class OpType(StrEnum):
-    """Arithmetic of the reward shaping operator."""
+    """Arithmetic operation of the reward shaping operator."""
 
     ADD = "add"
     SUB = "sub"

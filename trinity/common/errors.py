@@ -45,7 +45,7 @@ class TrinityError(Exception):
 
 
 class ConfigError(TrinityError):
-    """What a user wrote in a YAML file, an override or a command line."""
+    """An error in a YAML file, an override or a command line."""
 
     exit_code = ExitCode.USAGE
     default_code = "E1000"
@@ -59,7 +59,7 @@ class EnvironmentProblem(TrinityError):
 
 
 class DataError(TrinityError):
-    """A dataset, or a row of one, that cannot be used."""
+    """A dataset, or one of its rows, cannot be used."""
 
     exit_code = ExitCode.DATA
     default_code = "E4000"
@@ -143,7 +143,7 @@ class NumericError(TrinityError):
 
 
 class CheckpointError(TrinityError):
-    """A checkpoint is missing, torn, from another run or from another version."""
+    """A checkpoint is missing, incomplete, or from another run or version."""
 
     exit_code = ExitCode.CHECKPOINT
     default_code = "E7000"

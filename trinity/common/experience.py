@@ -286,7 +286,7 @@ def group_by(
 
 @dataclass(frozen=True)
 class Experiences:
-    """Many experiences as tensors: prompts left-padded, responses right.
+    """Experiences as tensors: prompts padded left, responses right.
 
     Attributes:
         eids: identities of the rows; a DPO pair is two rows, chosen then rejected.

@@ -106,7 +106,7 @@ class LocalModel(ABC):
         return self.tokenizer.get_vocab()
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt (text or token ids).
+        """Return `n` responses to one prompt (text or token ids).
 
         See `generate_seen`.
 
@@ -124,7 +124,7 @@ class LocalModel(ABC):
         return await self.generate_seen(SeenPrompt(tokens), **arguments)
 
     async def generate_seen(self, prompt: SeenPrompt, **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt, which may have images.
+        """Return `n` responses to one prompt, which may have images.
 
         A prompt longer than `model.max_prompt_tokens` is cut if `enable_prompt_truncation`. What is left is answered,
         but not with `prompt_truncation: stop`: the experience is then marked `prompt_truncated` and its one response
@@ -168,7 +168,7 @@ class LocalModel(ABC):
         template_args: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[Experience]:
-        """Return `n` answers to a conversation; see `generate`.
+        """Return `n` responses to a conversation; see `generate`.
 
         An answer that is parsed as more than text has `info["message"]`. The chat template renders the conversation, or
         what follows `said`. Where the template does not continue from what was said, the whole is rendered, and the
@@ -277,7 +277,7 @@ class LocalModel(ABC):
     ) -> Experience:
         """Return a conversation as an experience whose actions are its answers.
 
-        It ends with the last answer. Tokens beyond `max_model_len` are cut and the experience is marked
+        It ends with the last response. Tokens beyond `max_model_len` are cut and the experience is marked
         `response_truncated`.
 
         Raises:

@@ -68,8 +68,9 @@ def _run_numbers(returned: list[Experience], runs: range, *, can_repeat: bool, n
     if len(returned) == len(runs):
         return list(runs)
     raise WorkflowError(
-        f"{name} repeats a task {len(runs)} times and returned {len(returned)} experiences whose eid.run is not in "
-        f"{runs.start}..{runs.stop - 1} or not unique; set eid.run from run_id_base on, and eid.step by turn",
+        f"{name} makes {len(runs)} rollouts of a task in one call and returned {len(returned)} experiences "
+        f"whose eid.run is not in {runs.start}..{runs.stop - 1} or not unique; set eid.run from run_id_base on, and "
+        "eid.step by turn",
         code="E5122",
     )
 
@@ -80,7 +81,7 @@ def _outcome(
     if not experiences:
         if dropped:
             return unscored(dropped[0])
-        return Failed(f"{task.workflow.__name__} returned no experience for the run")
+        return Failed(f"{task.workflow.__name__} returned no experience for the rollout")
     steps = _steps(experiences, task.workflow.__name__)
     for experience, step in zip(experiences, steps, strict=True):
         experience.eid = EID(task.batch_id, task.task_id, run, step, experience.eid.suffix)

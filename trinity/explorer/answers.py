@@ -52,7 +52,7 @@ class AnswerFiles:
             write_atomically(file, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
             self._remove_oldest()
         except OSError as error:
-            logger.warning("the answers of the evaluation after step %d are not kept: %s", step, error)
+            logger.warning("the responses of the evaluation after step %d are not kept: %s", step, error)
 
     def _lines(self, task: Task, run: RolloutResult) -> Iterator[dict[str, Any]]:
         facts = {"task": task.index.get("index", run.task), "run": run.run, "outcome": type(run.outcome).__name__}
@@ -76,7 +76,7 @@ class AnswerFiles:
             total -= size
             if not self._is_told:
                 self._is_told = True
-                text = "the answers of evaluations are more than buffer.keep_payloads, %g GiB: the oldest files go"
+                text = "the responses of evaluations exceed buffer.keep_payloads, %g GiB: the oldest files are deleted"
                 logger.warning(text, self.limit / (1 << 30))
 
 

@@ -1,4 +1,7 @@
-"""Attempts under a deadline, for runners in threads and in processes."""
+"""Attempts under a deadline, for runners in threads and in processes.
+
+An attempt is one try of a runner at one or several rollouts of a task; one of which no rollout completed is repeated.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class Runner:
             timeout_s: deadline in seconds; None: the runner's own, which is never shorter.
 
         Raises:
-            OutOfMemoryError: the engine ran out of memory, which no other attempt can mend.
+            OutOfMemoryError: the engine ran out of memory, which no other attempt can correct.
             EnginesLostError: all engines are gone and did not come back.
         """
         started = time.monotonic()
@@ -139,14 +142,16 @@ class Runner:
     def _log(self, place: str, message: str, error: BaseException | None = None) -> None:
         self._logged[place] += 1
         if self._logged[place] <= MAX_LOGGED_PER_PLACE:
-            last = "; further ones of this batch are not shown" if self._logged[place] == MAX_LOGGED_PER_PLACE else ""
+            last = (
+                "; further failures of this batch are not shown" if self._logged[place] == MAX_LOGGED_PER_PLACE else ""
+            )
             logger.warning("%s%s", message, last)
             logger.debug("traceback of the failure", exc_info=error)
 
 
 def called(task: Task, runs: range) -> str:
-    """Return what a message calls these runs."""
-    numbers = f"run {runs.start}" if len(runs) == 1 else f"runs {runs.start}..{runs.stop - 1}"
+    """Return what a message calls these rollouts."""
+    numbers = f"rollout {runs.start}" if len(runs) == 1 else f"rollouts {runs.start}..{runs.stop - 1}"
     return f"task {task.task_id} of batch {task.batch_id} ({numbers}, row {_row(task.index)})"
 
 

@@ -153,7 +153,7 @@ class Evaluator:
 
 def _tell_failed(name: str, result: BatchResult, *, is_error: bool) -> None:
     text = (
-        f"evaluation: no rollout of the taskset {name!r} was completed; the commonest reason: {result.reasons()[0]}; "
+        f"evaluation: no rollout of the taskset {name!r} was completed; the most common reason: {result.reasons()[0]}; "
         "correct its workflow or reward function, or explorer.max_timeout"
     )
     if is_error:

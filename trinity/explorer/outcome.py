@@ -36,7 +36,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class OverMemory(Failed):
-    """The attempt's process took more memory than it may, and was killed.
+    """The rollout's process took more memory than it may, and was killed.
 
     Attributes:
         error: how much, and the limit.
@@ -45,7 +45,7 @@ class OverMemory(Failed):
 
 @dataclass(frozen=True)
 class TimedOut:
-    """The attempt reached its deadline; its thread was abandoned.
+    """The rollout reached its deadline; its thread was abandoned.
 
     Attributes:
         deadline_s: the deadline, in seconds.

@@ -50,7 +50,7 @@ class RecordedModel:
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample will use."""
+        """Version of the weights that the next response will use."""
         return self.model.model_version
 
     async def prepare(self) -> None:
@@ -58,14 +58,14 @@ class RecordedModel:
         await self.model.prepare()
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt."""
+        """Return `n` responses to one prompt."""
         began = time.perf_counter()
         return self._keep(await self.model.generate(prompt, **arguments), arguments, began)
 
     async def chat(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[Experience]:
-        """Return `n` answers to a conversation."""
+        """Return `n` responses to a conversation."""
         began = time.perf_counter()
         return self._keep(await self.model.chat(messages, tools=tools, **arguments), arguments, began)
 

@@ -45,8 +45,8 @@ class SchedulerSettings:
         num_runners: tasks (or parts of tasks) under way at once.
         max_timeout: deadline of one attempt in seconds.
         max_retry_times: further attempts after a failure or a timeout.
-        max_repeat_times_per_runner: most repeats of a task that one runner does; None for all.
-        concurrent_mode: how a runner does the repeats of a workflow that cannot repeat itself.
+        max_repeat_times_per_runner: most rollouts of a task that one runner makes; None for all.
+        concurrent_mode: how a runner makes the rollouts of a task where the workflow makes one per call.
         is_deterministic: assign tasks to runners by their place, and meet the engine in rounds.
         over_rollout: which tasks of a batch may be abandoned; None: no task.
         dynamic_timeout: how measured times shorten the deadline; None: they do not.
@@ -66,7 +66,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class _Part:
-    """Runs of one task that one runner does."""
+    """Rollouts of one task that one runner makes."""
 
     task: Task
     index: int
@@ -114,7 +114,8 @@ class Scheduler:
         self._reports: asyncio.Task[None] | None = None
         if settings.is_deterministic and settings.concurrent_mode != "sequential":
             logger.warning(
-                "explorer.concurrent_mode %s has no effect with deterministic: true; repeats run one after another",
+                "explorer.concurrent_mode %s has no effect with deterministic: true; the rollouts of a task "
+                "run one after another",
                 settings.concurrent_mode,
             )
 
@@ -168,7 +169,7 @@ class Scheduler:
         return result
 
     async def attempt(self, task: Task, *, batch: int | str, index: int, with_baseline: bool = False) -> BatchResult:
-        """Return the outcomes of all runs of one task, which belongs to no step.
+        """Return the outcomes of all rollouts of one task, which belongs to no step.
 
         Tasks may overlap: the older one gets the next idle runner.
 
@@ -279,7 +280,7 @@ class Scheduler:
         await all_or_none([self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)])
 
     def _are_at_once(self, workflow: type[Any]) -> bool:
-        """Return whether the repeats of a workflow that cannot repeat overlap."""
+        """Return whether the rollouts of a task overlap where the workflow makes one per call."""
         mode = self._settings.concurrent_mode
         if mode == "sequential" or self._settings.is_deterministic:
             return False
@@ -288,8 +289,9 @@ class Scheduler:
         if workflow not in self._in_turn:
             self._in_turn.add(workflow)
             logger.warning(
-                "explorer.concurrent_mode asynchronous: %s is not asynchronous, so that its repeats run one after "
-                "another; write multi-threading, or is_async = True and run_async",
+                "explorer.concurrent_mode is asynchronous and the workflow %s is not, so that the rollouts "
+                "of a task run one after another; write multi-threading, or give the workflow is_async = "
+                "True and run_async",
                 workflow.__name__,
             )
         return False

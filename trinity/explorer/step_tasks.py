@@ -218,13 +218,13 @@ def tell_of_empty(step: int, result: BatchResult, *, num_empty: int, is_first: b
     """
     if num_empty >= MAX_EMPTY_BATCHES or (is_first and not has_more):
         raise WorkflowError(
-            f"explore step {step}: no rollout of {num_empty} batches of tasks in a row was completed; the commonest "
+            f"explore step {step}: no rollout of {num_empty} batches of tasks in a row was completed; the most common "
             f"reason: {result.reasons()[0]}; correct the workflow, the reward function or explorer.max_timeout: "
             "the same command then continues with the first of these tasks",
             code="E5130",
         )
     logger.warning(
-        "explore step %d: no run was completed, %s; first: %s",
+        "explore step %d: no rollout was completed, %s; first: %s",
         step,
         "the next tasks take the place of its tasks" if has_more else "and no tasks are left: it is left out",
         result.reasons()[0],

@@ -186,7 +186,7 @@ class ExploreSteps:
         # Nothing is waited for from here to the report: a checkpoint with this step's rows must know that it is done.
         appended = await self._append(step, done, done.counts + rollout.lost)
         if appended.duplicates:
-            logger.info("explore step %d was in the store already: it stays as it is", step)
+            logger.info("explore step %d is stored already: it is kept as it is", step)
         metrics["experience_pipeline/oversize_count"] = appended.quarantined
         metrics |= appended.fates.metrics()
         metrics["time/wait_explore_step"] = done.result.wall_s

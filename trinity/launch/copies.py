@@ -47,7 +47,7 @@ def with_local_copies(plan: Plan, take: Take = fetch) -> Plan:
         take: returns the copy of an address; None leaves the address as it is.
 
     Raises:
-        ConfigErrors: something cannot be had (E3301, E3610 to E3619).
+        ConfigErrors: something cannot be fetched (E3301, E3610 to E3619).
     """
     for finding in check_addresses(plan) if take is fetch else ():
         if not finding.is_error:
@@ -82,7 +82,7 @@ def with_copies(config: Config) -> Config:
     """Return a configuration with local copies in place of addresses.
 
     Raises:
-        AddressError: something cannot be had.
+        AddressError: something cannot be fetched.
     """
     places = {
         each.address: str(fetch(each.address, patterns=each.patterns, key=each.key).path) for each in _wanted(config)

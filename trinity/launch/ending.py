@@ -5,17 +5,20 @@ Everything is read from what the run left there, so that a run that was stopped,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import CheckpointError, TrinityError
-from trinity.launch.job import PARTS_FOLDER, RECORD, RUNNING, read_record
+from trinity.launch.job import PARTS_FOLDER, RECORD, RUNNING, Attempt, read_record
 from trinity.launch.jobs import JobState, PartState, part_state
-from trinity.launch.samples import Asked, answers_of, fates_of, own_database, samples_of
+from trinity.launch.samples import Asked, LatestRollout, answers_of, fates_of, own_database, samples_of
 from trinity.monitor.monitor import METRICS_FILE
+from trinity.summary.canvas import drawn
 from trinity.summary.curves import StageCurves, read_curves
 from trinity.summary.facts import (
     CURVE_NAME,
@@ -30,13 +33,15 @@ from trinity.summary.facts import (
     kept_checkpoints,
 )
 from trinity.summary.page import page
-from trinity.summary.picture import drawn, panels_of
+from trinity.summary.picture import panels_of
 from trinity.summary.words import is_chinese
 from trinity.utils.disk import write_atomically
 from trinity.utils.log import get_logger, redact
 
 if TYPE_CHECKING:
     from trinity.buffer.store.types import Fates
+    from trinity.common.config import Config
+    from trinity.launch.stage import StageResult
 
 logger = get_logger("launch")
 
@@ -44,7 +49,44 @@ NUM_SAMPLES = 4
 ALL = 1_000_000
 
 
-def leave_summary(job_dir: Path, *, fates: Mapping[str, Fates], url: str | None, has_rollouts: bool) -> None:
+@dataclass
+class StageEnd:
+    """How a stage ended, for its summary; nothing if it did not begin.
+
+    Its `rollouts` are the newest, where this process cannot read them.
+    """
+
+    attempt: Attempt = field(default_factory=Attempt)
+    result: StageResult | None = None
+    rollouts: list[LatestRollout] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def summarized(config: Config, job_dirs: list[Path]) -> Iterator[StageEnd]:
+    """Leave the summary of a stage that has begun, however it ends.
+
+    Its folder is then appended to `job_dirs`.
+    """
+    ended, job_dir = StageEnd(), Path(config.checkpoint_job_dir)
+    try:
+        yield ended
+    finally:
+        if ended.attempt.has_begun():
+            buffer = config.buffer.trainer_input.experience_buffer
+            path = str(buffer.path or "") if buffer is not None else ""
+            fates = ended.result.fates if ended.result is not None else None
+            leave_summary(
+                job_dir,
+                fates={} if fates is None or buffer is None else {buffer.name: fates},
+                url=path if "://" in path and not own_database(job_dir).exists() else None,
+                rollouts=ended.rollouts if config.cluster.runtime == "ray" else None,  # whose driver imports no torch
+            )
+            job_dirs.append(job_dir)
+
+
+def leave_summary(
+    job_dir: Path, *, fates: Mapping[str, Fates], url: str | None, rollouts: Sequence[LatestRollout] | None = None
+) -> None:
     """Write `summary.json`, `report.html` and the learning curve of a job.
 
     What cannot be written is told in a warning: the run is what it is without it.
@@ -53,18 +95,19 @@ def leave_summary(job_dir: Path, *, fates: Mapping[str, Fates], url: str | None,
         job_dir: the folder, whose record says how the run ended.
         fates: what happened to the rollouts, by buffer; empty: the store is asked where rollouts were counted.
         url: of the database; None: the one that the folder names.
-        has_rollouts: whether rollouts may be read from the store for the page; answers of evaluations always are.
+        rollouts: the newest, for the page; None: they are read from the store.
     """
     try:
         curves = read_curves(job_dir)
         panels = panels_of(job_dir.name, curves)
-        picture = drawn(panels) if panels else None
+        reads_chinese = is_chinese(os.environ)
+        picture = drawn(panels, is_chinese=reads_chinese) if panels else None
         files = [PAGE_NAME] + [CURVE_NAME] * (picture is not None)
-        samples, missing = _samples(job_dir, curves, url, has_rollouts=has_rollouts)
+        samples, missing = _samples(job_dir, curves, url, rollouts=rollouts)
         summary = _summary(job_dir, curves, fates=fates, url=url, files=files, notes=missing)
         if picture is not None:
             write_atomically(job_dir / CURVE_NAME, picture)
-        html = page(summary, picture, samples, is_chinese=is_chinese(os.environ))
+        html = page(summary, panels, samples, is_chinese=reads_chinese)
         for name, text in ((PAGE_NAME, html), (SUMMARY_NAME, summary.text())):
             written = redact(text).encode(errors="replace")  # a model may write half a character
             write_atomically(job_dir / name, written)
@@ -209,23 +252,25 @@ def _commands(
 
 
 def _taskset(evaluation: str) -> str:
-    """Return the task set of an evaluation's metric."""
+    """Return the taskset of an evaluation's metric."""
     return evaluation.split("/", 1)[1].rsplit("/", 2)[0]
 
 
 def _samples(
-    job_dir: Path, curves: StageCurves, url: str | None, *, has_rollouts: bool
+    job_dir: Path, curves: StageCurves, url: str | None, *, rollouts: Sequence[LatestRollout] | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return what the model said, and why there is none.
 
-    The worst and the best answers of the last evaluation, or the newest rollouts where nothing was evaluated.
+    The worst and the best responses of the last evaluation, or the newest rollouts where nothing was evaluated.
     """
     try:
         if curves.main_evaluation is not None:
             found = answers_of(job_dir, Asked(number=ALL, order="worst", taskset=_taskset(curves.main_evaluation)))
             half = NUM_SAMPLES // 2
             return (found if len(found) <= NUM_SAMPLES else [*found[:half], *found[-half:]]), []
-        if curves.has_fates and has_rollouts:
+        if rollouts is not None:
+            return [each.facts() for each in rollouts[:NUM_SAMPLES]], []
+        if curves.has_fates:
             return samples_of(job_dir, Asked(number=NUM_SAMPLES), url=url), []
     except (TrinityError, OSError, ValueError) as error:
         return [], [f"what the model said: {error}"]

@@ -220,7 +220,7 @@ def resume_words(folder: Path, *, part: str | None = None) -> tuple[Path, list[s
     words = _split(only.command)
     if words[:1] != ["cd"] or words[2:3] != ["&&"] or "run" not in words[3:]:
         raise ConfigError(
-            f"{folder} has not noted how it was started; start it again with `trinity run --config FILE`, which "
+            f"{folder} has no record of how it was started; start it again with `trinity run --config FILE`, which "
             "continues from its last checkpoint",
             code="E8008",
         )
@@ -228,7 +228,7 @@ def resume_words(folder: Path, *, part: str | None = None) -> tuple[Path, list[s
     unknown = [word for word in options if word.startswith("-") and word not in OPTIONS]
     if unknown or not options or options[0] != OPTIONS[0]:
         raise ConfigError(
-            f"{folder} notes what are no options of `trinity run`: {' '.join(unknown or options)}", code="E8008"
+            f"{folder} records options that `trinity run` does not have: {' '.join(unknown or options)}", code="E8008"
         )
     return Path(words[1]), options
 

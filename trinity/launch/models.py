@@ -29,7 +29,7 @@ def with_local_models(plan: Plan, resolve: Resolve) -> Plan:
         resolve: returns the folder of `hub_id` for `needs_weights`; None leaves the id as it is.
 
     Raises:
-        ConfigErrors: a model cannot be had (E3101).
+        ConfigErrors: a model cannot be fetched (E3101).
     """
     wanted: dict[str, tuple[StagePlan, str, bool]] = {}
     for stage in plan.stages:

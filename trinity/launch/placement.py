@@ -10,13 +10,14 @@ import threading
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trinity.common.constants import BENCH
 from trinity.common.errors import EnvironmentProblem
 from trinity.launch.parts import part_of
 from trinity.launch.process_setup import THIS_MACHINE, process_setup
-from trinity.launch.side import MetricsListener, R, ServedAt, Side, StageSide
+from trinity.launch.remote_side import RemoteSide
+from trinity.launch.side import MetricsListener, R, RolloutsListener, Side, StageSide
 from trinity.runtime.base import ActorDiedError, Handle, Resources, Runtime
 from trinity.runtime.cluster import ClusterRequest
 from trinity.runtime.head_watch import ClusterLostError, HeadWatch, lost
@@ -24,16 +25,12 @@ from trinity.runtime.local import LocalRuntime
 from trinity.runtime.scratch import Scratch
 from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import sync_schedule
-from trinity.utils.deadline import within
 
 if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
-    from trinity.buffer.store.types import Fates
     from trinity.common.config import Config
     from trinity.synchronizer.base import Synchronizer
 
-METRICS_WAIT_S = 1.0
-CLOSE_S = 60.0
 LOST_GRACE_S = 2.0
 
 T = TypeVar("T")
@@ -53,8 +50,23 @@ class Placement(Protocol):
 
     runtime: Runtime
 
-    async def side(self, cls: type[Side[R]], *, on_metrics: MetricsListener | None, **arguments: Any) -> StageSide[R]:
-        """Return a side of the stage."""
+    async def side(
+        self,
+        cls: type[Side[R]],
+        *,
+        on_metrics: MetricsListener | None,
+        on_rollouts: RolloutsListener | None = None,
+        **arguments: Any,
+    ) -> StageSide[R]:
+        """Return a side of the stage.
+
+        Args:
+            cls: of the side.
+            on_metrics: called with actor name, step and values of every logged line.
+            on_rollouts: called now and then with the newest rollouts, or why there are none, where this process cannot
+                read them; None: nobody wants them.
+            arguments: of the class.
+        """
 
     async def synchronizer(self) -> Synchronizer:
         """Return the synchronizer between the sides."""
@@ -92,7 +104,12 @@ class LocalPlacement:
         self.runtime: Runtime = LocalRuntime(process_setup(config, has_console=False), divides_gpus=divides_gpus)
 
     async def side(
-        self, cls: type[Side[R]], *, on_metrics: MetricsListener | None = None, **arguments: Any
+        self,
+        cls: type[Side[R]],
+        *,
+        on_metrics: MetricsListener | None = None,
+        on_rollouts: RolloutsListener | None = None,
+        **arguments: Any,
     ) -> StageSide[R]:
         """Return a side of the stage."""
         return cls(self.config, self.runtime, on_metrics=on_metrics, **arguments)
@@ -178,7 +195,12 @@ class ClusterPlacement:
         return {Path(self.config.checkpoint_job_dir) / "log" / (f"run_{part}.log" if part else "run.log"): ""}
 
     async def side(
-        self, cls: type[Side[R]], *, on_metrics: MetricsListener | None = None, **arguments: Any
+        self,
+        cls: type[Side[R]],
+        *,
+        on_metrics: MetricsListener | None = None,
+        on_rollouts: RolloutsListener | None = None,
+        **arguments: Any,
     ) -> StageSide[R]:
         """Return a side of the stage in its own process; it opens the store."""
         spec = cls.process(self.config)
@@ -191,7 +213,7 @@ class ClusterPlacement:
             has_process=True,
             **arguments,
         )
-        return RemoteSide[R](handle, on_metrics, self.lost)
+        return RemoteSide[R](handle, on_metrics, self.lost, on_rollouts=on_rollouts)
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which ends when the cluster loses its head.
@@ -225,85 +247,6 @@ class ClusterPlacement:
         """
         if not self.lost.is_set():
             await self.runtime.close()
-
-
-class RemoteSide(Generic[R]):
-    """A side in another process, as the stage sees it.
-
-    Args:
-        handle: of the side.
-        on_metrics: called with actor name, step and values of every logged line.
-        lost: set when the way to the process is lost.
-    """
-
-    def __init__(self, handle: Handle, on_metrics: MetricsListener | None, lost: threading.Event) -> None:
-        self._handle = handle
-        self._on_metrics = on_metrics
-        self._lost = lost
-
-    async def facts(self) -> dict[str, Any]:
-        """Return what decides float results in the side's process."""
-        return dict(await self._handle.facts())
-
-    async def prepare(
-        self,
-        synchronizer: Synchronizer | None = None,
-        *,
-        resume: Path | None = None,
-        explore_steps: int | None = None,
-    ) -> int | None:
-        """Prepare the side; see `StageSide`."""
-        planned: int | None = await self._handle.prepare(synchronizer, resume=resume, explore_steps=explore_steps)
-        return planned
-
-    async def run(self) -> R:
-        """Run the side to its end; return what it did."""
-        showing = asyncio.ensure_future(self._show())
-        try:
-            result: R = await self._handle.run()
-            return result
-        finally:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
-            with contextlib.suppress(Exception):  # the side may be gone, and its last lines with it
-                await within(self._take(), METRICS_WAIT_S)
-
-    async def untrained(self) -> tuple[int, int]:
-        """Return how many experiences are not trained, and of how many."""
-        left, total = await self._handle.untrained()
-        return left, total
-
-    async def fates(self) -> Fates | None:
-        """Return what happened to the rollouts; None: it has no store."""
-        found: Fates | None = await self._handle.fates()
-        return found
-
-    async def served(self) -> ServedAt | None:
-        """Return where callers are answered; None: nowhere."""
-        found: ServedAt | None = await self._handle.served()
-        return found
-
-    async def request_stop(self) -> None:
-        """Let the side end early."""
-        await self._handle.request_stop()
-
-    async def close(self) -> None:
-        """Close the side; a side that is gone is closed."""
-        if self._lost.is_set():
-            return
-        with contextlib.suppress(ActorDiedError):
-            await within(self._handle.close(), CLOSE_S)
-
-    async def _show(self) -> None:
-        while True:
-            await asyncio.sleep(METRICS_WAIT_S)
-            await self._take()
-
-    async def _take(self) -> None:
-        if self._on_metrics is None:
-            return
-        for actor, step, values in await self._handle.metrics():
-            self._on_metrics(actor, step, values)
 
 
 @contextlib.contextmanager

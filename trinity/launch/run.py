@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +30,10 @@ from trinity.common.errors import ConfigError, ExitCode, TrinityError
 from trinity.common.models.hub import fetched_model
 from trinity.launch.completion import finished_model, is_to_go_back, length_of, may_get_more
 from trinity.launch.copies import RECORDED, check_same_content, fetched_record, with_local_copies
-from trinity.launch.ending import leave_summary
+from trinity.launch.ending import StageEnd, summarized
 from trinity.launch.facts import check_same_facts, compute_as_the_command
 from trinity.launch.job import (
     RUNNING,
-    Attempt,
     JobLock,
     check_same_config,
     config_file,
@@ -47,7 +45,6 @@ from trinity.launch.job import (
 from trinity.launch.models import with_local_models
 from trinity.launch.parts import check_shared_keys, part_of
 from trinity.launch.process import prepare_process, use_deterministic_algorithms
-from trinity.launch.samples import own_database
 from trinity.launch.stop import StopSignal
 from trinity.launch.type_check import check_type_of
 from trinity.monitor.headline import TOTAL_STEPS
@@ -60,7 +57,8 @@ from trinity.utils.packages import check_packages, explained_imports
 from trinity.utils.plugin_loader import load_plugins
 
 if TYPE_CHECKING:
-    from trinity.launch.stage import MetricsListener, ServedListener, StageResult
+    from trinity.launch.samples import LatestRollout
+    from trinity.launch.stage import MetricsListener, RolloutsListener, ServedListener, StageResult
 
 logger = get_logger("launch")
 
@@ -75,6 +73,7 @@ class RunOptions:
         accepted_changes: keys whose change a resumed run may have.
         is_quiet: print warnings and errors only.
         on_metrics: called with actor, step and values of every logged line.
+        on_rollouts: called with the newest rollouts, or why there are none, on Ray: elsewhere the database is at hand.
         on_stage: called with each stage's plan before it starts.
         on_served: called with where mode serve answers, once it does.
         resume_overrides: what `--set` must add to continue this run; `plan_run` fills it.
@@ -89,6 +88,7 @@ class RunOptions:
     accepted_changes: Sequence[str] = ()
     is_quiet: bool = False
     on_metrics: MetricsListener | None = None
+    on_rollouts: RolloutsListener | None = None
     on_stage: Any = None
     on_served: ServedListener | None = None
     resume_overrides: Sequence[str] = ()
@@ -134,7 +134,7 @@ def plan_run(source: ConfigSource, options: RunOptions) -> Plan:
     has their folders.
 
     Raises:
-        ConfigErrors: all that is wrong with the file, or a model or a file cannot be had.
+        ConfigErrors: all that is wrong with the file, or a model or a file cannot be fetched.
     """
     return with_local_models(with_local_copies(_planned(source, options)), fetched_model)
 
@@ -315,43 +315,15 @@ def _run_stage(
             use_deterministic_algorithms()
         facts: dict[str, Any] = {"stage": stage.name, "unwritten": unwritten_types(config), "command": options.command}
         facts[RECORDED] = fetched_record(stage.fetched)
-        with _summarized(config, options) as ended, recorded(job_dir, part, text, **facts) as ended.attempt:
-            ended.result = _perform(stage, stop, options, ended.attempt)
+        with summarized(config, options.job_dirs) as ended, recorded(job_dir, part, text, **facts) as ended.attempt:
+            ended.result = _perform(stage, stop, options, ended)
             return ended.result
     finally:
         sweep()
         lock.release()
 
 
-@dataclass
-class _Ended:
-    """How a stage ended, for its summary; nothing if it did not begin."""
-
-    attempt: Attempt = field(default_factory=Attempt)
-    result: StageResult | None = None
-
-
-@contextlib.contextmanager
-def _summarized(config: Config, options: RunOptions) -> Iterator[_Ended]:
-    """Leave the summary of a stage that has begun, however it ends."""
-    ended, job_dir = _Ended(), Path(config.checkpoint_job_dir)
-    try:
-        yield ended
-    finally:
-        if ended.attempt.has_begun():
-            buffer = config.buffer.trainer_input.experience_buffer
-            path = str(buffer.path or "") if buffer is not None else ""
-            fates = ended.result.fates if ended.result is not None else None
-            leave_summary(
-                job_dir,
-                fates={} if fates is None or buffer is None else {buffer.name: fates},
-                url=path if "://" in path and not own_database(job_dir).exists() else None,
-                has_rollouts=config.cluster.runtime != "ray",  # whose driver imports no torch
-            )
-            options.job_dirs.append(job_dir)
-
-
-def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: Attempt) -> StageResult:
+def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, ended: StageEnd) -> StageResult:
     from trinity.algorithm.planning import steps_by_actor
     from trinity.launch.placement import placed
     from trinity.launch.stage import Stage
@@ -373,10 +345,16 @@ def _perform(stage: StagePlan, stop: StopSignal, options: RunOptions, attempt: A
         if options.on_metrics is not None:
             options.on_metrics(actor, step, values)
 
+    def keep(rollouts: list[LatestRollout], note: str) -> None:
+        ended.rollouts = rollouts or ended.rollouts
+        if options.on_rollouts is not None:
+            options.on_rollouts(rollouts, note)
+
     with placed(config) as place:
         told: dict[str, Any] = {"on_metrics": listen, "on_facts": note, "on_served": options.on_served}
+        told["on_rollouts"] = keep
         made = Stage(config, name=stage.name, stop=stop, place=place, **told)
-        attempt.has_begun = lambda: made.has_begun
+        ended.attempt.has_begun = lambda: made.has_begun
         outcome = run_event_loop(place.watched(made.run()))
     stop.refuse()
     write_record(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trinity.common.schema.sql_schema import ExperienceModel
 
 _OF_EVALUATIONS = ("eval", "bench")
+NUM_ROLLOUTS = 4
 EXPLORING = (Mode.BOTH, Mode.EXPLORE, Mode.SERVE)
 
 
@@ -57,14 +58,14 @@ def samples_of(job: Path, asked: Asked, *, url: str | None = None) -> list[dict[
 
     Raises:
         ConfigError: it is no folder of a run, or its database is not named (E1922).
-        DataError: there are no such samples (E4070).
+        DataError: there are no such rollouts (E4070).
         EnvironmentProblem: the database cannot be read (E3435).
     """
     place, run = place_of(job, url=url)
     found = _experiences(place, run, asked) if asked.taskset is None else answers_of(job, asked)
     if not found:
         wanted = [f"step {asked.step}"] * (asked.step is not None) + [f"task {asked.task}"] * bool(asked.task)
-        raise DataError(f"{job} has no samples of {' and '.join(wanted) or 'this kind'}", code="E4070")
+        raise DataError(f"{job} has no rollouts of {' and '.join(wanted) or 'this kind'}", code="E4070")
     return found
 
 
@@ -88,14 +89,21 @@ class LatestRollout:
     prompt: str
     response: str
 
+    def facts(self) -> dict[str, Any]:
+        """Return what is known of it, as `samples_of` names it."""
+        known = {"task": self.task, "weights": self.version, "reward": self.reward, "advantage": self.advantage}
+        known |= {"prompt": self.prompt, "response": self.response}
+        return {name: value for name, value in known.items() if value is not None}
 
-def latest_rollouts(place: str, run: str, *, number: int) -> list[LatestRollout]:
+
+def latest_rollouts(place: str, run: str) -> list[LatestRollout]:
     """Return the newest rollouts of a run; none if it has none yet.
+
+    They are few: `NUM_ROLLOUTS` at most.
 
     Args:
         place: URL of the database, or the file of one of SQLite.
         run: name of the run in it, as `place_of` says.
-        number: how many at most.
 
     Raises:
         EnvironmentProblem: the database cannot be read (E3435).
@@ -106,31 +114,29 @@ def latest_rollouts(place: str, run: str, *, number: int) -> list[LatestRollout]
 
     records = Records(place)
     try:
-        rows = records.page(Wanted(run=run), number=0, size=number, is_whole=True)
+        rows = records.page(Wanted(run=run), number=0, size=NUM_ROLLOUTS, is_whole=True)
         return [_rollout(row) for row in rows]
     finally:
         records.close()
 
 
-def rollouts_of(config: Config, *, number: int) -> Callable[[], list[LatestRollout]] | None:
+def rollouts_of(config: Config) -> Callable[[], list[LatestRollout]] | None:
     """Return what reads the newest rollouts of a live run.
 
-    None where none are kept in a database, or where the process that would read them is to import no torch: the driver
-    of a run on Ray.
+    None where none are kept in a database.
 
     Args:
         config: resolved configuration.
-        number: how many at most.
     """
     buffer = config.buffer.trainer_input.experience_buffer
-    if config.mode not in EXPLORING or buffer is None or config.cluster.runtime == "ray":
+    if config.mode not in EXPLORING or buffer is None:
         return None
     own, path = own_database(Path(config.checkpoint_job_dir)), str(buffer.path or "")
 
     def read() -> list[LatestRollout]:
         if not own.exists() and "://" not in path:
             return []
-        return latest_rollouts(str(own) if own.exists() else path, f"{config.project}/{config.name}", number=number)
+        return latest_rollouts(str(own) if own.exists() else path, f"{config.project}/{config.name}")
 
     return read
 
@@ -254,10 +260,10 @@ def _sample(row: ExperienceModel) -> dict[str, Any]:
 
 
 def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
-    """Return answers of an evaluation: the task set must be given.
+    """Return rollouts of an evaluation: the taskset must be given.
 
     Raises:
-        DataError: there are no answers to this task set (E4070).
+        DataError: there are no rollouts of this taskset (E4070).
     """
     files = {
         (int(match[1]), file)
@@ -268,7 +274,7 @@ def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
     if not files:
         known = sorted({path.name for folder in _OF_EVALUATIONS for path in (job / folder).glob("*") if path.is_dir()})
         raise DataError(
-            f"{job} has no answers to an evaluation taskset {asked.taskset!r}; it has those to: "
+            f"{job} has no rollouts of an evaluation taskset {asked.taskset!r}; it has those of: "
             f"{', '.join(known) or 'none'}",
             code="E4070",
         )

@@ -88,7 +88,7 @@ class ServeSide(ExplorerSide):
         self._served = ServedAt(address, token if written == NO_KEY else None)
         file = Path(config.checkpoint_job_dir) / f"{config.explorer.name}{ADDRESS_FILE}"
         write_atomically(file, f"{address}\n")
-        logger.info("mode serve answers at %s, which %s says, too", address, file)
+        logger.info("mode serve is ready at %s (the address is in %s, too)", address, file)
         return None
 
     async def _listening(self, service: ProxyService) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from trinity.common.config.resolved import monitors
 from trinity.common.config.showing import plain_values
 from trinity.launch.facts import process_facts
+from trinity.launch.samples import rollouts_of
 from trinity.monitor.headline import TOTAL_STEPS
 from trinity.monitor.monitor import Monitor
 from trinity.synchronizer.folder import FolderSynchronizer, TrainerNews
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from trinity.buffer.store import ExperienceStore
     from trinity.buffer.store.types import Fates
     from trinity.common.config import Config
+    from trinity.launch.samples import LatestRollout
     from trinity.runtime.base import Runtime
     from trinity.synchronizer.base import Synchronizer
 
 logger = get_logger("launch")
 
 MetricsListener = Callable[[str, int, Mapping[str, float]], None]
+RolloutsListener = Callable[["list[LatestRollout]", str], None]
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -220,6 +223,16 @@ class Side(ABC, Generic[R]):
         """Return the lines kept since the last call: actor, step and values."""
         lines, self._lines = self._lines, []
         return lines
+
+    async def rollouts(self) -> list[LatestRollout]:
+        """Return the newest rollouts; none where none are kept.
+
+        Raises:
+            EnvironmentProblem: the database cannot be read (E3435).
+            DataError: a payload cannot be read (E5101).
+        """
+        read = rollouts_of(self.config)
+        return [] if read is None else await asyncio.to_thread(read)
 
     def _tell_total(self, actor: str, total: int | None, *, step: int) -> None:
         """Report the planned number of explorer or training steps, if known."""

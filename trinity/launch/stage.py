@@ -19,7 +19,16 @@ from trinity.launch.parts import part_of
 from trinity.launch.placement import LocalPlacement, Placement
 from trinity.launch.rewind import is_foreign, rewound
 from trinity.launch.serve_side import ServeSide
-from trinity.launch.side import Computing, Ending, MetricsListener, ServedAt, StageSide, close_all, end_all
+from trinity.launch.side import (
+    Computing,
+    Ending,
+    MetricsListener,
+    RolloutsListener,
+    ServedAt,
+    StageSide,
+    close_all,
+    end_all,
+)
 from trinity.launch.stop import StopSignal
 from trinity.launch.trainer_side import TrainerSide
 from trinity.utils.log import get_logger, logged_to_file
@@ -70,6 +79,7 @@ class Stage:
         name: stage name.
         stop: the signal context of the process.
         on_metrics: called with actor name, step and values of every logged line.
+        on_rollouts: called with the newest rollouts, or why there are none, where another process reads them.
         on_facts: called with what decides float results where the stage computes, before anything is loaded; it may
             refuse them.
         on_served: called with where mode serve answers, once it does.
@@ -86,6 +96,7 @@ class Stage:
         name: str | None,
         stop: StopSignal,
         on_metrics: MetricsListener | None = None,
+        on_rollouts: RolloutsListener | None = None,
         on_facts: FactsListener | None = None,
         on_served: ServedListener | None = None,
         place: Placement | None = None,
@@ -94,6 +105,7 @@ class Stage:
         self.name = name
         self.stop = stop
         self.on_metrics = on_metrics
+        self.on_rollouts = on_rollouts
         self.on_facts = on_facts
         self.on_served = on_served
         self.job_dir = Path(config.checkpoint_job_dir)
@@ -185,7 +197,7 @@ class Stage:
                 await self._tell_untrained(trainer)
 
     async def _explore_only(self, result: StageResult) -> None:
-        explorer = await self.place.side(ExplorerSide, on_metrics=self.on_metrics)
+        explorer = await self.place.side(ExplorerSide, on_metrics=self.on_metrics, on_rollouts=self.on_rollouts)
         async with _closing([explorer]):
             await self._check_facts(explorer)
             await explorer.prepare()
@@ -194,7 +206,7 @@ class Stage:
             result.fates = await explorer.fates()
 
     async def _serve(self, result: StageResult) -> None:
-        side = await self.place.side(ServeSide, on_metrics=self.on_metrics)
+        side = await self.place.side(ServeSide, on_metrics=self.on_metrics, on_rollouts=self.on_rollouts)
         async with _closing([side]):
             await self._check_facts(side)
             await side.prepare()
@@ -222,7 +234,7 @@ class Stage:
             sides: list[Ending] = []
             async with _closing(sides), _ended(making):
                 explorer, synchronizer = await asyncio.gather(
-                    self.place.side(ExplorerSide, **shared), self.place.synchronizer()
+                    self.place.side(ExplorerSide, on_rollouts=self.on_rollouts, **shared), self.place.synchronizer()
                 )
                 sides.append(explorer)
                 resume = await self._resumed(explorer, result)

@@ -76,7 +76,7 @@ def _section(value: Any) -> Any:
 
 
 class MonitorBackend(Declared, ABC):
-    """Sends metrics of one actor to one place.
+    """Sends the metrics of one actor to one destination.
 
     It is made and called in a thread of its own, one call after the other, so that no method keeps the run waiting. An
     error that a method raises does not end the run: it is counted and reported once.
@@ -120,10 +120,10 @@ class MonitorBackend(Declared, ABC):
 
     # The methods below have an empty default, so that a plugin writes only what its place can take.
     def log_table(self, table_name: str, experiences_table: pd.DataFrame, step: int) -> None:
-        """Record a table of text; a backend without tables leaves it out."""
+        """Record a table of text; a backend without tables ignores it."""
 
     def resume(self, kept: list[dict[str, Any]]) -> None:
-        """Continue after `kept`, the last metric lines that remain valid.
+        """Continue after `kept`, the last metrics that remain valid.
 
         `kept` has a few hundred lines; later lines no longer count.
         """

@@ -70,7 +70,7 @@ def scores(data: Metrics) -> dict[str, float]:
 def main_score(names: Iterable[str]) -> str | None:
     """Return the one of `scores` that a person follows: accuracy, or reward.
 
-    Of several task sets it is that of the first; None for no names.
+    Of several tasksets it is that of the first; None for no names.
     """
     by_metric: dict[str, str] = {}
     for name in names:

@@ -15,6 +15,7 @@ from trinity.monitor.backend import BackendConfig, MonitorBackend, MonitorSettin
 from trinity.monitor.background import BackgroundBackend
 from trinity.monitor.jsonl import JsonLines
 from trinity.monitor.registry import MONITOR
+from trinity.monitor.sent_steps import note_settings
 from trinity.monitor.shipping import Shipper
 from trinity.monitor.tracker import Tracker
 from trinity.monitor.verl_names import under_verl_names
@@ -72,6 +73,7 @@ class Monitor:
         self.actor = actor
         self.num_failures = 0
         self._warned: set[str] = set()
+        self._hyperparameters = dict(hyperparameters or {})
         self._has_verl_names = verl_names
         self._listener = listener
         self._logger = get_logger(f"{actor}.monitor")
@@ -89,7 +91,7 @@ class Monitor:
             given = dict(monitor_args or {})
             arguments = declared_args(backend_class, kind="monitor") | given
             settings = MonitorSettings(arguments, str(self.job_dir / "monitor"), given)
-            config = BackendConfig(str(self.job_dir), settings, dict(hyperparameters or {}))
+            config = BackendConfig(str(self.job_dir), settings, self._hyperparameters)
             common = group or name.partition("/")[0]
             make = partial(backend_class, project=project, group=common, name=name, role=actor, config=config)
             self._start(monitor, backend_class, make)
@@ -176,8 +178,12 @@ class Monitor:
     def truncate(self, state: Mapping[str, int]) -> None:
         """Go back to a `state_dict`.
 
-        Later lines of this actor are removed; lines of other actors stay.
+        Later lines of this actor are removed; lines of other actors stay. Trackers get a step that is logged again only
+        where the settings are others than before.
         """
+        if self._shippers:
+            note = partial(note_settings, self._samples.path.parent, self.actor, self._hyperparameters)
+            self._guarded("the monitor", partial(note, now_s=self._metrics.now_s()))
         kept = self._metrics.truncate(state["lines"])
         self._samples.truncate(state.get("samples", self._samples.num_lines))
         if self._metrics.num_lines < state["lines"]:

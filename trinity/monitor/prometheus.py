@@ -34,6 +34,7 @@ class PrometheusMonitor(Tracker):
     arguments = {"host": "127.0.0.1", "port": 9464}
     ranges = {"host": "text", "port": "[0, 65535]"}
     tells_actors = True
+    shows_last = True
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, group, name, role, config)

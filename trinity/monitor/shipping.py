@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.monitor import background
+from trinity.monitor.sent_steps import settings_since
 from trinity.monitor.tracker import Names, Tracker, UnreachableError
 from trinity.monitor.unsent import LoggedCall, UnsentLines
 from trinity.utils.locks import FileLock, is_held
@@ -62,6 +63,8 @@ class Shipper:
         self._pause_s = 0.0
         self._making_since: float | None = None
         self._num_left = 0
+        self._since: dict[str, float] = {}
+        self._is_told = False
         self._woken, self._is_closing, self._is_left = threading.Event(), threading.Event(), threading.Event()
         self._load()
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -237,6 +240,7 @@ class Shipper:
             UnreachableError: the place does not answer.
         """
         calls, tables = self._metrics.read(), self._samples.read()
+        self._since = settings_since(self._state_file.parent)  # a resume notes them before it logs
         try:
             for lines, group, send in ((self._metrics, calls, self._send), (self._samples, tables, self._send_table)):
                 for call in group:
@@ -266,19 +270,36 @@ class Shipper:
     def _send(self, call: LoggedCall) -> None:
         assert self._tracker is not None, "lines are sent to an open tracker"
         for line in call.lines:
-            data = {name: math.nan if value is None else value for name, value in line.items() if name not in HEAD}
-            names = self._shown(call.actor, data)
-            self._tracker.log_line(
-                call.actor, line["step"], call.time_s, {names[name]: value for name, value in data.items()}
-            )
+            new = self._new(self._metrics, call, [name for name in line if name not in HEAD])
+            data = {name: math.nan if line[name] is None else line[name] for name in new}
+            if data:
+                names = self._shown(call.actor, data)
+                shown = {names[name]: value for name, value in data.items()}
+                self._tracker.log_line(call.actor, line["step"], call.time_s, shown)
+                self._metrics.steps.add(call.actor, line["step"], data, time_s=call.time_s)
 
     def _send_table(self, call: LoggedCall) -> None:
         import pandas as pd
 
         assert self._tracker is not None, "tables are sent to an open tracker"
-        first = call.lines[0]
-        name = self._shown(call.actor, {first["table"]: None})[first["table"]]
-        self._tracker.log_table(name, pd.DataFrame([line["row"] for line in call.lines]), first["step"])
+        table, step = call.lines[0]["table"], call.lines[0]["step"]
+        if self._new(self._samples, call, [table]):
+            name = self._shown(call.actor, {table: None})[table]
+            self._tracker.log_table(name, pd.DataFrame([line["row"] for line in call.lines]), step)
+            self._samples.steps.add(call.actor, step, [table], time_s=call.time_s)
+
+    def _new(self, lines: UnsentLines, call: LoggedCall, names: list[str]) -> list[str]:
+        """Return the names of a call that the place does not have of its step."""
+        if self._tracker is not None and self._tracker.shows_last:
+            return names
+        step, since_s = call.lines[0]["step"], self._since.get(call.actor, 0.0)
+        new = [name for name in names if not lines.steps.has(call.actor, step, name, since_s=since_s)]
+        if len(new) < len(names) and not self._is_told:
+            self._is_told = True
+            self._logger.info(
+                "%s has step %d of %s from before a resume; what it has is not sent again", self._name, step, call.actor
+            )
+        return new
 
     def _shown(self, actor: str, data: dict[str, Any]) -> dict[str, str]:
         assert self._tracker is not None, "names are those of an open tracker"

@@ -35,9 +35,11 @@ class Tracker(MonitorBackend):
     Attributes:
         identity: of the run at its place, which the constructor sets; everything is sent to a run that is new.
         tells_actors: the place tells actors apart by itself, so that names of metrics stay as they are.
+        shows_last: the place shows the last value of a metric alone, and gets what a resumed run logs again, too.
     """
 
     tells_actors: ClassVar[bool] = False
+    shows_last: ClassVar[bool] = False
 
     def __init__(self, project: str, group: str, name: str, role: str, config: BackendConfig) -> None:
         super().__init__(project, name, role, config, group=group)

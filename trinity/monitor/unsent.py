@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trinity.monitor.jsonl import locked
+from trinity.monitor.sent_steps import SentSteps
 
 MAX_BYTES = 1 << 20  # in memory at once, and read under one lock
 HEAD_BYTES = 192
@@ -63,22 +64,25 @@ class UnsentLines:
 
     Attributes:
         sent: time of the last sent call of each actor, seconds since 1970.
+        steps: what the place has.
     """
 
     def __init__(self, path: Path, kept: Mapping[str, Any] | None = None) -> None:
         kept = kept or {}
         self.path = path
         self.sent: dict[str, float] = {str(actor): float(time_s) for actor, time_s in kept.get("sent", {}).items()}
+        self.steps = SentSteps(kept.get("steps"))
         self._place = LinePlace(**kept.get("place", {}))
 
     @property
     def state(self) -> dict[str, Any]:
         """What continues here, as plain values."""
-        return {"sent": dict(self.sent), "place": asdict(self._place)}
+        return {"sent": dict(self.sent), "place": asdict(self._place), "steps": self.steps.state}
 
     def restart(self, sent: Mapping[str, float]) -> None:
         """Begin again, after what a place says it has of each actor."""
         self.sent, self._place = dict(sent), LinePlace()
+        self.steps.go_back(sent)
 
     def read(self) -> list[LoggedCall]:
         """Return the next unsent calls, in the order of the file.

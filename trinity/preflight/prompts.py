@@ -50,7 +50,7 @@ def _of_taskset(config: Config, taskset: TasksetConfig) -> tuple[int, str, str] 
     """Return what `prompt_limit` does, of a taskset that decides it itself."""
     longest, fates = (
         config.model.max_prompt_tokens,
-        {"drop": "left out", "refuse": "refused, and the run does not begin"},
+        {"drop": "left out", "refuse": "refused: the run does not begin"},
     )
     if longest is None or taskset.long_prompts not in fates:
         return None
@@ -66,9 +66,9 @@ def prompt_limit(config: Config) -> tuple[int, str, str] | None:
     if model.max_prompt_tokens is None or model.max_model_len is None:
         return None
     if model.enable_prompt_truncation:
-        what = "cut, and not trained on" if model.prompt_truncation == "stop" else "cut, and answered"
+        what = "cut, and not trained on" if model.prompt_truncation == "stop" else "cut, and then sampled from"
         return model.max_prompt_tokens, str(KEYS.model.max_prompt_tokens), what
-    return model.max_model_len - 1, str(KEYS.model.max_model_len), "not answered"
+    return model.max_model_len - 1, str(KEYS.model.max_model_len), "refused by the engine"
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,6 @@ def _prometheus(arguments: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "W3853",
             str(ARGS["port"]),
-            f"port {port} of {host} cannot be had for Prometheus ({error}); the run continues, and tries it again",
+            f"port {port} of {host} cannot be opened for Prometheus ({error}); the run continues, and tries it again",
             suggestion=f"write another {ARGS['port']}; 0 takes a free one",
         )

@@ -17,10 +17,10 @@ from trinity.program.reports import EvaluationReport, scores_of
 from trinity.program.run import run
 
 Tasks = str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Mapping[str, Any] | TasksetConfig
-"""A dataset, rows, or the values of a task set."""
+"""A dataset, rows, or the values of a taskset."""
 
 DEFAULTS = {"default_workflow_type": "simple_workflow", "default_reward_fn_type": "accuracy_reward"}
-"""How a task without words about it is attempted: one answer, compared with the row's response."""
+"""How a task is evaluated by default: one response, compared with the truth of its row."""
 
 ROWS = "tasks"
 
@@ -33,20 +33,20 @@ def evaluate(
     taskset: Mapping[str, Any] | None = None,
     plugin_dirs: Sequence[str | Path] = (),
 ) -> EvaluationReport:
-    """Return the scores of a model on tasks; the model stays as it is.
+    """Return the scores of a model on tasks; the model is not changed.
 
     It is the evaluation of mode bench, whose files lie in a temporary folder unless `checkpoint_root_dir` is among the
     overrides.
 
-    A task set that names no workflow gets `simple_workflow` and `accuracy_reward`.
+    A taskset that names no workflow gets `simple_workflow` and `accuracy_reward`.
 
     Args:
         model: a Hugging Face folder or hub id, a checkpoint `global_step_N`, or a job folder, of which it takes the
             newest checkpoint.
-        tasks: a file or a hub id; the rows themselves, as mappings; or a task set with the keys of
+        tasks: a file or a hub id; the rows themselves, as mappings; or a taskset with the keys of
             `buffer.explorer_input.eval_tasksets`.
         overrides: of the configuration, such as `{"explorer.runner_per_model": 64}`.
-        taskset: more keys of the task set, such as `{"format": {"prompt_key": "question"}}`.
+        taskset: more keys of the taskset, such as `{"format": {"prompt_key": "question"}}`.
         plugin_dirs: folders of the plugins that the tasks use.
 
     Raises:
@@ -95,7 +95,7 @@ def _model_folder(model: str | os.PathLike[str]) -> str:
 
 
 def _taskset(tasks: Tasks, folder: Path) -> dict[str, Any]:
-    """Return the keys of the task set; rows are written into `folder`."""
+    """Return the keys of the taskset; rows are written into `folder`."""
     if isinstance(tasks, TasksetConfig):
         return tasks.model_dump(mode="json", exclude_unset=True)
     if isinstance(tasks, Mapping):
@@ -104,7 +104,7 @@ def _taskset(tasks: Tasks, folder: Path) -> dict[str, Any]:
         return {"name": Path(tasks).stem, "path": os.fspath(tasks)}
     rows = list(tasks)
     if not rows:
-        raise ConfigError("evaluate: there is no row to evaluate on; give at least one task", code="E1306")
+        raise ConfigError("evaluate: there is no task to evaluate on; give at least one", code="E1306")
     file = folder / f"{ROWS}.jsonl"
     file.write_text("".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return {"name": ROWS, "path": str(file)}

@@ -20,7 +20,7 @@ EVALUATION = ("eval/", "bench/")
 
 @dataclass(frozen=True)
 class StepEvent:
-    """A step of the explorer or the trainer is done.
+    """An explore step or a training step is done.
 
     Attributes:
         stage: name of the stage; None for a run without stages.
@@ -52,7 +52,7 @@ class EvalEvent:
 
 @dataclass(frozen=True)
 class CheckpointEvent:
-    """A checkpoint is written.
+    """A checkpoint was written.
 
     Attributes:
         stage: name of the stage; None for a run without stages.

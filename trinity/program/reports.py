@@ -28,7 +28,7 @@ _SCORE = re.compile(r"bench/(?P<taskset>.+)/(?P<metric>[^/]+)/(?P<what>mean@\d+)
 
 @dataclass(frozen=True)
 class StageReport:
-    """A stage after a run.
+    """The result of one stage of a run.
 
     Attributes:
         name: of the stage; None for a run without stages.
@@ -61,7 +61,7 @@ class StageReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run that did everything it was asked for.
+    """The result of a run that has completed.
 
     Attributes:
         stages: all stages in order, also those that were complete before.
@@ -93,7 +93,7 @@ class EvaluationReport:
 
     Attributes:
         model_path: what was evaluated.
-        scores: mean of each metric by task set, such as `{"tasks": {"accuracy": 0.75}}`.
+        scores: mean of each metric by taskset, such as `{"tasks": {"accuracy": 0.75}}`.
         metrics: all figures, under the names that mode bench logs.
         seconds: wall time.
     """
@@ -106,7 +106,7 @@ class EvaluationReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What is to be said of a configuration before a run.
+    """The problems and derived values of a configuration.
 
     Attributes:
         problems: errors and warnings.
@@ -198,7 +198,7 @@ def _evaluations(lines: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, floa
 
 
 def scores_of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the mean of every metric of every task set."""
+    """Return the mean of every metric of every taskset."""
     scores: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         found = _SCORE.fullmatch(name)

@@ -26,7 +26,7 @@ def run(
     on_eval: Callable[[EvalEvent], Any] | None = None,
     on_checkpoint: Callable[[CheckpointEvent], Any] | None = None,
 ) -> RunReport:
-    """Run all stages of a configuration, as the command `trinity run`.
+    """Run all stages of a configuration, like the command `trinity run`.
 
     An interrupted run continues from its last checkpoint when the call is made again. Callbacks are called in this
     thread, in the order of the events, while the run continues in a thread of its own; the run does not wait for them.

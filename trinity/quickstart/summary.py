@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity.monitor.jsonl import read_metrics
+from trinity.summary.canvas import drawn
 from trinity.summary.curves import read_curves
 from trinity.summary.facts import CURVE_NAME, PAGE_NAME, SUMMARY_NAME, latest_hf_model
-from trinity.summary.picture import drawn, panel_of
+from trinity.summary.picture import panel_of
 from trinity.summary.table import command
+from trinity.summary.words import is_chinese
 from trinity.utils.disk import write_atomically
 
 if TYPE_CHECKING:
@@ -177,7 +180,7 @@ def write_curve(summary: Summary, directory: Path) -> Path:
     """
     panels = [panel_of(stage.name, read_curves(Path(stage.job_dir))) for stage in summary.stages]
     path = directory / CURVE_NAME
-    write_atomically(path, drawn(panels))
+    write_atomically(path, drawn(panels, is_chinese=is_chinese(os.environ)))
     return path
 
 

@@ -249,7 +249,7 @@ def still_there(handle: Handle, seconds: float) -> DeadlineError:
 def not_delivered(seconds: float, error: BaseException) -> SyncError:
     """Return the error of tensors that the object store does not give."""
     return SyncError(
-        f"the tensors cannot be had from Ray's object store within {seconds:g} s: {first_line(error)}", code="E5704"
+        f"the tensors cannot be fetched from Ray's object store within {seconds:g} s: {first_line(error)}", code="E5704"
     )
 
 

@@ -6,12 +6,13 @@ forbids that to a browser. Every text is escaped: what a model wrote stays text.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from trinity.summary.canvas import svg
 from trinity.summary.facts import OF_EVALUATION, BestStep, Change, JobSummary
+from trinity.summary.picture import Panel
 from trinity.summary.table import number
 from trinity.summary.words import COMMANDS, COUNTED, PARTS, STATES, WORDS, Text, reason_of
 
@@ -25,28 +26,30 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff;
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid #ddd }
-td.n { text-align: right; font-variant-numeric: tabular-nums } img { max-width: 100% }
+td.n { text-align: right; font-variant-numeric: tabular-nums } svg { max-width: 100%; height: auto }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f5f5; padding: .6rem; margin: .2rem 0 .8rem }
 #zh:checked ~ main [lang=en], #en:checked ~ main [lang=zh] { display: none }
 """
 
 
-def page(summary: JobSummary, picture: bytes | None, samples: Sequence[Mapping[str, Any]], *, is_chinese: bool) -> str:
+def page(
+    summary: JobSummary, panels: Sequence[Panel], samples: Sequence[Mapping[str, Any]], *, is_chinese: bool
+) -> str:
     """Return the HTML of a summary.
 
     Args:
         summary: what it shows.
-        picture: PNG of the learning curve; None: there is none.
+        panels: of the learning curve.
         samples: prompt, response and other facts of what a model said.
         is_chinese: which language is shown first.
     """
     checked = ("", " checked") if is_chinese else (" checked", "")
-    parts = [_state(summary), _metrics(summary.metrics), _picture(picture), _best(summary), _rollouts(summary)]
+    parts = [_state(summary), _metrics(summary.metrics), _curve(panels), _best(summary), _rollouts(summary)]
     parts += [_work(summary), _samples(samples), _commands(summary), _notes(summary.notes)]
     return (
         "<!DOCTYPE html>\n"
         f'<html lang="{"zh" if is_chinese else "en"}"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(summary.job)}</title><style>{_STYLE}</style></head><body>\n"
@@ -81,7 +84,7 @@ def _cell(cell: str) -> str:
 
 
 def _section(name: str, body: str) -> str:
-    return f"<section><h2>{_word(name)}</h2>\n{body}</section>\n" if body else ""
+    return f'<section><h2 id="{name}">{_word(name)}</h2>\n{body}</section>\n' if body else ""
 
 
 def _state(summary: JobSummary) -> str:
@@ -110,11 +113,8 @@ def _span(change: Change) -> str:
     return _both(Text(*(each.format(first=change.first_step, last=change.last_step) for each in text)))
 
 
-def _picture(picture: bytes | None) -> str:
-    if picture is None:
-        return ""
-    data = base64.b64encode(picture).decode()
-    return _section("curve", f'<img alt="{escape(WORDS["curve"].en)}" src="data:image/png;base64,{data}">\n')
+def _curve(panels: Sequence[Panel]) -> str:
+    return _section("curve", svg(panels, label="curve") if panels else "")
 
 
 def _best(summary: JobSummary) -> str:

@@ -1,28 +1,22 @@
-"""Learning curves as a PNG, drawn with Pillow.
-
-It is drawn at twice its size and made smaller, which smooths the lines. A picture takes a twentieth of a second, where
-matplotlib alone takes more than half a second to be imported, at the end of every run.
-"""
+"""Learning curves: what a picture of them shows, and where."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from trinity.summary.curves import Points, StageCurves, thinned
-
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
+from trinity.summary.words import CURVES, Text
 
 WIDTH, HEIGHT = 600, 432
 MOST_POINTS = 400
-_SCALE = 2
+MOST_CHARACTERS = 60
+Colour = tuple[int, int, int]
 _LEFT, _TOP, _RIGHT, _BOTTOM = 72, 40, 18, 52
 _COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44))
-_INK, _GRID = (60, 60, 60), (225, 225, 225)
+INK, _GRID = (60, 60, 60), (225, 225, 225)
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class Curve:
         has_dots: whether the points themselves are shown.
     """
 
-    label: str
+    label: Text
     points: Points
     has_dots: bool = False
 
@@ -51,7 +45,7 @@ class Panel:
         bounds: of the values; None: as they come.
     """
 
-    title: str
+    title: Text
     curves: Sequence[Curve]
     is_log: bool = False
     bounds: tuple[float, float] | None = None
@@ -63,52 +57,60 @@ def panel_of(name: str, curves: StageCurves) -> Panel:
     Reward and evaluation, or the loss where there is neither.
     """
     if curves.reward or curves.accuracy:
-        sampled = Curve("reward (sampled)", curves.reward)
-        evaluated = Curve(curves.main_evaluation or "", curves.accuracy, has_dots=True)
+        sampled = Curve(CURVES["reward"], curves.reward)
+        evaluated = Curve(_same(curves.main_evaluation or ""), curves.accuracy, has_dots=True)
         values = [value for _, value in (*curves.reward, *curves.accuracy)]
         is_share = min(values) >= 0.0 and max(values) <= 1.0
-        return Panel(name, (sampled, evaluated), bounds=(0.0, 1.05) if is_share else None)
-    return Panel(
-        name, (Curve("loss", curves.loss),), is_log=bool(curves.loss) and all(value > 0 for _, value in curves.loss)
-    )
+        return Panel(_same(name), (sampled, evaluated), bounds=(0.0, 1.05) if is_share else None)
+    is_log = bool(curves.loss) and all(value > 0 for _, value in curves.loss)
+    return Panel(_same(name), (Curve(CURVES["loss"], curves.loss),), is_log=is_log)
 
 
 def panels_of(name: str, curves: StageCurves) -> list[Panel]:
     """Return the panels of a job; none for no curve at all."""
     found = [panel_of(name, curves)] if curves.reward or curves.accuracy or curves.loss else []
     if curves.length:
-        found.append(Panel("length of responses", (Curve("tokens (mean)", curves.length),)))
+        found.append(Panel(CURVES["length"], (Curve(CURVES["tokens"], curves.length),)))
     return found
 
 
-def drawn(panels: Sequence[Panel]) -> bytes:
-    """Return a PNG of the panels side by side, each of 600 x 432 pixels."""
-    from PIL import Image, ImageDraw
+def _same(name: str) -> Text:
+    return Text(name, name)
 
-    size = (WIDTH * max(len(panels), 1) * _SCALE, HEIGHT * _SCALE)
-    image = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(image)
+
+class Canvas(Protocol):
+    """What panels are drawn on; places are in pixels of the picture."""
+
+    def line(self, places: Sequence[tuple[float, float]], colour: Colour, width: int) -> None:
+        """Draw a line through places."""
+
+    def dot(self, x: float, y: float, colour: Colour) -> None:
+        """Draw a point."""
+
+    def text(self, text: Text, x: float, y: float, anchor: str) -> None:
+        """Write a text.
+
+        Its place is that of its left, middle or right (`l`, `m`, `r`) and of its top or middle (`t`, `m`).
+        """
+
+
+def draw(panels: Sequence[Panel], canvas: Canvas) -> None:
+    """Draw panels side by side, each of 600 x 432 pixels."""
     for number, panel in enumerate(panels):
-        _Drawing(draw, number * WIDTH, panel).draw()
-    target = io.BytesIO()
-    image.resize((size[0] // _SCALE, size[1] // _SCALE), Image.Resampling.BOX).save(target, "PNG", optimize=True)
-    return target.getvalue()
+        _Drawing(canvas, number * WIDTH, panel).draw()
 
 
 class _Drawing:
     """Draws one panel.
 
     Args:
-        draw: on what.
+        canvas: on what.
         left: where the panel begins, in pixels of the picture.
         panel: what it shows.
     """
 
-    def __init__(self, draw: ImageDraw, left: int, panel: Panel) -> None:
-        from PIL import ImageFont
-
-        self._draw, self._panel = draw, panel
-        self._font: Any = ImageFont.load_default(13 * _SCALE)
+    def __init__(self, canvas: Canvas, left: int, panel: Panel) -> None:
+        self._canvas, self._panel = canvas, panel
         self._x0, self._x1 = left + _LEFT, left + WIDTH - _RIGHT
         self._y0, self._y1 = HEIGHT - _BOTTOM, _TOP
         self._curves = [Curve(each.label, thinned(each.points, MOST_POINTS), each.has_dots) for each in panel.curves]
@@ -121,33 +123,32 @@ class _Drawing:
 
     def draw(self) -> None:
         """Draw axes, curves and what they are."""
-        self._text(self._panel.title, (self._x0 + self._x1) / 2, _TOP / 2, "mm")
+        self._canvas.text(self._panel.title, (self._x0 + self._x1) / 2, _TOP / 2, "mm")
         for value in ticks(*self._values):
             y = self._y(value)
-            self._line([(self._x0, y), (self._x1, y)], _GRID, 1)
+            self._canvas.line([(self._x0, y), (self._x1, y)], _GRID, 1)
             label = f"{10**value:.3g}" if self._panel.is_log else f"{value:.4g}"
-            self._text(label, self._x0 - 6, y, "rm")
+            self._canvas.text(_same(label), self._x0 - 6, y, "rm")
         for step in ticks(*self._steps, least=1.0):
             x = self._x(step)
-            self._line([(x, self._y0), (x, self._y1)], _GRID, 1)
-            self._text(f"{step:g}", x, self._y0 + 8, "mt")
-        self._line([(self._x0, self._y1), (self._x0, self._y0), (self._x1, self._y0)], _INK, 1)
-        self._text("step", (self._x0 + self._x1) / 2, HEIGHT - 18, "mm")
+            self._canvas.line([(x, self._y0), (x, self._y1)], _GRID, 1)
+            self._canvas.text(_same(f"{step:g}"), x, self._y0 + 8, "mt")
+        self._canvas.line([(self._x0, self._y1), (self._x0, self._y0), (self._x1, self._y0)], INK, 1)
+        self._canvas.text(CURVES["step"], (self._x0 + self._x1) / 2, HEIGHT - 18, "mm")
         shown = [(curve, _COLOURS[number]) for number, curve in enumerate(self._curves) if curve.points]
         for curve, colour in shown:
             self._curve(curve, colour)
         for number, (curve, colour) in enumerate(shown):
             y = self._y1 + 14 + 18 * number
-            self._line([(self._x0 + 10, y), (self._x0 + 34, y)], colour, 2)
-            self._text(curve.label, self._x0 + 40, y, "lm")
+            self._canvas.line([(self._x0 + 10, y), (self._x0 + 34, y)], colour, 2)
+            self._canvas.text(curve.label, self._x0 + 40, y, "lm")
 
-    def _curve(self, curve: Curve, colour: tuple[int, int, int]) -> None:
+    def _curve(self, curve: Curve, colour: Colour) -> None:
         places = [(self._x(step), self._y(self._scaled(value))) for step, value in curve.points]
-        self._line(places, colour, 2)
+        self._canvas.line(places, colour, 2)
         if curve.has_dots or len(places) == 1:
             for x, y in places:
-                box = [(x - 3) * _SCALE, (y - 3) * _SCALE, (x + 3) * _SCALE, (y + 3) * _SCALE]
-                self._draw.ellipse(box, fill=colour)
+                self._canvas.dot(x, y, colour)
 
     def _scaled(self, value: float) -> float:
         return math.log10(value) if self._panel.is_log else value
@@ -161,13 +162,6 @@ class _Drawing:
     def _y(self, value: float) -> float:
         low, high = self._values
         return self._y0 + (value - low) / (high - low) * (self._y1 - self._y0)
-
-    def _line(self, places: list[tuple[float, float]], colour: tuple[int, int, int], width: int) -> None:
-        scaled = [(x * _SCALE, y * _SCALE) for x, y in places]
-        self._draw.line(scaled, fill=colour, width=width * _SCALE, joint="curve")
-
-    def _text(self, text: str, x: float, y: float, anchor: str) -> None:
-        self._draw.text((x * _SCALE, y * _SCALE), text[:60], fill=_INK, font=self._font, anchor=anchor)
 
 
 def ticks(low: float, high: float, *, least: float = 0.0) -> list[float]:

@@ -59,6 +59,15 @@ WORDS = {
     "overlap": Text("Parts overlap: explorer and trainer work side by side.", "各部分会重叠：探索与训练同时进行。"),
 }
 
+CURVES = {
+    "reward": Text("reward (sampled)", "奖励（采样）"),
+    "loss": Text("loss", "损失"),
+    "length": Text("length of responses", "回复长度"),
+    "tokens": Text("tokens (mean)", "token 数（均值）"),
+    "step": Text("step", "步"),
+}
+"""What stands in a picture."""
+
 TABLE = {
     "summary": Text("summary of {job}", "{job} 的摘要"),
     "at_training_step": Text("training step", "训练步"),
@@ -100,7 +109,7 @@ LIVE = {
     "reward_of": Text("reward", "奖励"),
     "advantage": Text("advantage", "优势"),
     "prompt": Text("prompt", "提示"),
-    "response": Text("response", "回答"),
+    "response": Text("response", "回复"),
     "unread": Text("the rollouts cannot be shown: {}", "无法显示 rollout：{}"),
 }
 """What is shown while a run is running; in braces is the number."""

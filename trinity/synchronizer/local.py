@@ -84,7 +84,7 @@ class LocalSynchronizer:
 
         Returns:
             The oldest version that somebody can still ask for; None where live tensors found nobody waiting, who
-            has gone meanwhile: nothing was published.
+            has ended meanwhile: nothing was published.
 
         Raises:
             SyncError: the explorer did not take the live tensors before the deadline.

@@ -50,7 +50,7 @@ class Publisher:
         is_live = self.transport.can_publish_live and await self.synchronizer.is_awaited(version)
         ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=not is_live)
         oldest = await self.synchronizer.publish(ticket, is_live=is_live)
-        if oldest is None:  # whoever waited has gone; the version must outlive the next step
+        if oldest is None:  # whoever waited has ended; the version must outlive the next step
             ticket = await asyncio.to_thread(self.transport.put, version, weights, copy=True)
             oldest = await self.synchronizer.publish(ticket)
         await asyncio.to_thread(self.transport.drop_before, oldest or 0)

@@ -81,7 +81,7 @@ class ServedWeights:
             except SyncError as error:
                 if attempt == PULL_ATTEMPTS - 1:
                     raise
-                logger.debug("version %d has gone: %s", version, error)
+                logger.debug("version %d is no longer there: %s", version, error)
                 await asyncio.sleep(PULL_AGAIN_S)
             else:
                 self._fingerprint = fingerprint

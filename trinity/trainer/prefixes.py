@@ -1,7 +1,7 @@
 """Prefixes that rows share, as a forest.
 
 What several rows begin with stands in it once. Turns of one episode, branches of a tree of trajectories and several
-samples of one prompt are the same here: rows that have their first tokens in common. The last token of a row predicts
+responses to one prompt are the same here: rows that have their first tokens in common. The last token of a row predicts
 nothing and is left out.
 
 Dimension key: B = rows, S = longest sequence, N = tokens of the forest, P = those of a prompt.

@@ -78,7 +78,7 @@ def _scan_file(path: Path) -> list[PluginName]:
 
 
 def load_plugins(dirs: PluginDirs = None) -> list[str]:
-    """Import the directories' plugin files; return their module names.
+    """Import the plugin files of directories; return their module names.
 
     A file that this process has already loaded is not run again.
 

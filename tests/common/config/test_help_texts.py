@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
+from tests.translations import CHINESE, assert_same_names, assert_translated
 from trinity.common.config import Config
 from trinity.common.config.base import OWN, Section, key
 from trinity.common.config.help_texts import english_texts, field_help, help_of, translations
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.schema_index import fields_of
 from trinity.common.config.tree import dotted
-
-CHINESE = re.compile(r"[一-鿿]")
-NAMES = re.compile(r"\b[A-Za-z]\w*[_./]\w+(?:[_./]\w+)*|\b[A-Z][A-Z_]{2,}\b")
 
 
 def texts_of_keys() -> dict[str, str]:
@@ -26,14 +22,8 @@ def texts_of_keys() -> dict[str, str]:
     return found
 
 
-def test_every_text_of_a_key_has_a_translation() -> None:
-    missing = [f"{name}: {text}" for text, name in texts_of_keys().items() if text not in translations()]
-    assert not missing, f"add the Chinese of these to help_zh.json: {missing}"
-
-
-def test_every_translation_is_of_a_text_that_a_key_has() -> None:
-    left = sorted(set(translations()) - set(texts_of_keys()))
-    assert not left, f"no key has these texts of help_zh.json: {left}"
+def test_every_text_of_a_key_has_a_translation_and_every_translation_a_text() -> None:
+    assert_translated(texts_of_keys(), translations(), "trinity/common/config/help_zh.json")
 
 
 def test_every_key_is_explained_in_chinese() -> None:
@@ -46,8 +36,7 @@ def test_every_key_is_explained_in_chinese() -> None:
 
 
 def test_names_of_keys_and_values_are_the_same_in_both_languages() -> None:
-    for english, chinese in translations().items():
-        assert set(NAMES.findall(english)) - {"Trinity-RFT"} <= set(NAMES.findall(chinese)), english
+    assert_same_names(translations())
 
 
 @pytest.mark.parametrize(

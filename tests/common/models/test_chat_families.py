@@ -151,7 +151,7 @@ def test_a_template_without_special_tokens_ends_a_turn_with_its_text() -> None:
 
 def test_an_answer_that_the_template_leaves_out_is_refused() -> None:
     only_users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(DataError, match="writes nothing for the answer") as caught:
+    with pytest.raises(DataError, match="writes nothing for the response") as caught:
         masked_conversation(family_tokenizer("qwen2_5"), TURNS, chat_template=only_users)
     assert caught.value.code == "E4021"
 

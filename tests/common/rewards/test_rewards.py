@@ -73,7 +73,7 @@ def test_an_answer_parser_takes_the_answer_out_of_both_sides() -> None:
 
 @pytest.mark.parametrize("truth", [None, "", "   ", "reasoning ####", "#### \n"])
 def test_a_task_without_truth_is_an_error_and_no_zero(truth: str | None) -> None:
-    with pytest.raises(RewardError, match=r"E5114.*no answer to compare with.*response_key"):
+    with pytest.raises(RewardError, match=r"E5114.*no truth to compare with.*response_key"):
         AccuracyReward()("#### 3", truth=truth)
 
 

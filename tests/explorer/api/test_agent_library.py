@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from smolagents.models import get_tool_json_schema
 from transformers import AutoModelForCausalLM
 
 from tests.common.models.families import family_tokenizer
+from tests.docs.pages import page
 from tests.explorer.api.test_conversations import Rollouts, write_model
 from trinity.common.experience import Experience
 from trinity.common.models.chat_template import render_chat
@@ -137,3 +140,16 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
     assert all("Calling tools:\n[{'id': 'call_" in prompt and "Observation:\n3" in prompt for prompt in later)
     assert [now - then for now, then in zip(caller.turns(), before, strict=True)] == [0, 0]
     assert answer and len(history) == STEPS + 1, "after the last step it is asked for an answer without tools"
+
+
+@pytest.mark.runs("docs/endpoint.md", "python")
+def test_the_lines_of_the_page_record_what_was_sampled(caller: Rollouts) -> None:
+    """In place of the library's long instructions the model was taught with short ones."""
+    (code,) = page("docs/endpoint.md").code("python")
+    agent = functools.partial(ToolCallingAgent, prompt_templates=SHORT, verbosity_level=LogLevel.OFF)
+    workflow = SimpleNamespace(model=caller.rollout(), task=SimpleNamespace(task_desc=TASK))
+    names: dict[str, Any] = {"self": workflow, "tools": [plus_two], "OpenAIModel": OpenAIModel}
+    exec(code, names | {"ToolCallingAgent": agent}, names)  # noqa: S102 - as a workflow does
+    names["client"].close()
+    assert names["answer"] and len(names["experiences"]) >= 2
+    assert all(bool(each.action_mask.all()) for each in names["experiences"])

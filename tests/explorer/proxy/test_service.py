@@ -169,7 +169,7 @@ def test_a_full_record_drops_what_has_no_reward_and_then_asks_for_a_commit(make:
     with pytest.raises(ServeError, match="1 dropped"):
         client.feedback(1.0, ids)
     client.feedback(1.0, ids[1:])
-    with pytest.raises(openai.InternalServerError, match="2 rewarded answers wait for /commit") as full:
+    with pytest.raises(openai.InternalServerError, match="2 rewarded responses wait for /commit") as full:
         service.ask(client)
     assert full.value.status_code == 503
     assert client.commit()["answers"] == 2 and service.ask(client).id

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.docs.pages import page
 from tests.e2e.short_run import ROOT
 from tests.hub_server import TOKEN, UploadHub, upload_hub
 from tests.verl_checkpoints import Written
+from trinity.cli.app import app
 from trinity.common.errors import TrinityError
 from trinity.launch.conversion.pushing import check_target
 
@@ -74,3 +78,26 @@ def test_what_cannot_be_pushed_is_said_before_the_conversion(
     with pytest.raises(TrinityError, match="HF_HUB_OFFLINE forbids network use; unset it") as found:
         check_target("someone/model")
     assert found.value.code == "E3140"
+
+
+@pytest.mark.runs("docs/checkpoints.md", "trinity convert")
+def test_the_documented_commands_convert_and_push(
+    verl: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run of veRL's, each in a folder of its own."""
+    lines = [shlex.split(line) for line in page("docs/checkpoints.md").lines("trinity convert checkpoint ")]
+    assert ["--push" in words for words in lines] == [False, False, False, True]
+    for number, (_, *words) in enumerate(lines):
+        place = tmp_path / str(number) / words[2]
+        place.parent.mkdir(parents=True)
+        place.symlink_to(verl.folder if "global_step_" in words[2] else verl.folder.parent)
+        monkeypatch.chdir(tmp_path / str(number))
+        if "--push" in words:
+            with upload_hub() as hub:
+                done = convert(tmp_path / str(number), hub.url, *words[2:])
+                assert done.returncode == 0, done.stderr
+                assert list(hub.repositories) == ["my-name/my-model"]
+        else:
+            said = CliRunner().invoke(app, words)
+            assert said.exit_code == 0, said.output
+        assert json.loads(Path(words[words.index("-o") + 1], "config.json").read_text())["model_type"] == "qwen2"

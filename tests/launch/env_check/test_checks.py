@@ -210,7 +210,7 @@ def test_a_good_workflow_has_no_finding(run: TinyRun, workflow: str) -> None:
     assert {finding.level for finding in findings} == {"ok"}, findings
     assert exit_code(findings) == ExitCode.DONE
     assert {finding.check for finding in findings} == {
-        "attempts", "rewards", "timeouts", "determinism", "leaks", "concurrency",
+        "rollouts", "rewards", "timeouts", "determinism", "leaks", "concurrency",
     }  # fmt: skip
     assert any("oracle 'answer' gets the most, 1 on average" in finding.message for finding in findings)
     assert not (run.folder / "out").exists()
@@ -225,7 +225,7 @@ def test_a_good_workflow_has_no_finding(run: TinyRun, workflow: str) -> None:
         ("files", "leaks", "4 more open files after 4 rollouts"),
         ("children", "leaks", "4 more child processes after 4 rollouts"),
         ("nan", "rewards", "very long: 2 of 2 rejected: Nan: reward must be a finite number"),
-        ("first_word", "attempts", "silent: 2 of 2 failed: IndexError: list index out of range"),
+        ("first_word", "rollouts", "silent: 2 of 2 failed: IndexError: list index out of range"),
         ("shared", "concurrency", "the reward is 1, then 0"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_failure_names_the_line_of_the_plugin(run: TinyRun) -> None:
         ("memory", "leaks", "with every repetition; what is kept between rollouts grows"),
         ("constant", "rewards", "every rollout of every policy has the reward 0.5"),
         ("likes_talk", "rewards", "see that the reward reads the answer"),
-        ("outgrows", "attempts", "prompt was cut to model.max_prompt_tokens"),
+        ("outgrows", "rollouts", "prompt was cut to model.max_prompt_tokens"),
     ],
 )
 def test_what_may_not_be_meant_is_a_warning(run: TinyRun, workflow: str, check: str, said: str) -> None:
@@ -274,7 +274,7 @@ def test_attempts_that_never_end_are_an_error_and_the_check_ends(run: TinyRun) -
     findings = checked(run, "hang", CheckOptions(tasks=2, timeout_s=0.2))
     assert [finding.check for finding in findings] == ["timeouts", "timeouts"]
     assert "2 of 2 timed out: no result within 0.2 s" in findings[0].message
-    assert "nothing further was looked at" in findings[1].message
+    assert "no further checks were made" in findings[1].message
 
 
 def test_an_environment_that_needs_most_of_its_deadline_is_a_warning(run: TinyRun) -> None:

@@ -38,7 +38,7 @@ class AdvantageFn(Declared):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a function that remembers something.
+        """Return the state to keep in a checkpoint; empty without state.
 
         Tensors, numbers, texts, lists and dicts; without tensors for one that the experience pipeline calls.
         """
@@ -55,11 +55,11 @@ class GroupAdvantage(AdvantageFn, ABC):
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """Return false: a group is whole in the pipeline, not in a training batch."""
+        """Return false: groups are complete in the pipeline, not in train batches."""
         return False
 
     def group_experiences(self, exps: Sequence[Experience]) -> dict[str, list[Experience]]:
-        """Return the experiences by group; a group is a task of a batch."""
+        """Return the experiences by group: those of one task of one batch."""
         return group_by(exps, "task")
 
     @abstractmethod
@@ -72,7 +72,7 @@ class GroupAdvantage(AdvantageFn, ABC):
         """
 
     def __call__(self, exps: list[Experience], **kwargs: Any) -> tuple[list[Experience], dict[str, float]]:
-        """Return what `process` does; further arguments change nothing."""
+        """Same as `process`; further arguments are ignored."""
         return self.process(exps)
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:

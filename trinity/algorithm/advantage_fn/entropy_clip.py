@@ -87,7 +87,7 @@ class ClipVAdvantage(TokenAdvantage):
         ValueError: `mu` is not positive or `max_frac` not in (0, 1].
     """
 
-    summary = "as clipb, against the mean over the vocabulary (arXiv:2602.03392)"
+    summary = "as clipb, relative to the mean over the vocabulary (arXiv:2602.03392)"
     formula = (
         "G, and 0 where G <= 0 and E - S > {mu} std(E - S), over the tokens of the batch, for at most a share of "
         "{max_frac} of them"

@@ -44,7 +44,7 @@ class GiGPOAdvantage(GroupAdvantage):
 
     compares_steps = True
     summary = (
-        "episode advantage + omega times advantage among steps of equal state (arXiv:2505.10978v3, eq. 3, 5, 7 and 8)"
+        "rollout advantage + omega times advantage among steps of equal state (arXiv:2505.10978v3, eq. 3, 5, 7 and 8)"
     )
     formula = (
         "n(episode) + {omega} n(step)"

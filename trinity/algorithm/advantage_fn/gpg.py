@@ -27,7 +27,7 @@ class GPGAdvantage(TokenAdvantage):
     alpha is that of the batch.
     """
 
-    summary = "score - mean, scaled up for empty signals, in the trainer (arXiv:2504.02546v4, eq. 6 and 7)"
+    summary = "score - mean, scaled up for groups without signal, in the trainer (arXiv:2504.02546v4, eq. 6 and 7)"
     formula = "alpha (R - mean(R))\nalpha = rollouts of the batch / those whose reward is not 0"
 
     def __call__(

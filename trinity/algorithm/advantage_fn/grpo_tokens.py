@@ -65,7 +65,7 @@ class VerlGRPOAdvantage(GRPOAdvantage):
         norm_adv_by_std_in_grpo: false only subtracts the mean (Dr. GRPO).
     """
 
-    summary = "as grpo_verl; without the deviation Dr. GRPO (arXiv:2503.20783v2, section 3.2)"
+    summary = "as grpo_verl; Dr. GRPO without the standard deviation (arXiv:2503.20783v2, section 3.2)"
     formula = (
         "(R - mean(R)) / divisor"
         "\n?norm_adv_by_std_in_grpo divisor = std(R) + {epsilon}"
@@ -120,7 +120,7 @@ class GDPOAdvantage(TokenAdvantage):
         gdpo_reward_keys: the metrics of an experience that are its components; read by the explorer.
     """
 
-    summary = "each reward component normalised by itself, in the trainer (arXiv:2601.05242)"
+    summary = "each component of the reward normalised on its own, in the trainer (arXiv:2601.05242)"
     formula = (
         "whiten(sum over the reward components k of w(k) (R(k) - mean(R(k))) / divisor)"
         "\n?gdpo_reward_weights w = {gdpo_reward_weights}"

@@ -23,7 +23,7 @@ class RLOOAdvantage(GroupedTokenAdvantage):
     A group of one keeps its score.
     """
 
-    summary = "score - mean of the others, in the trainer (arXiv:2402.14740v2, section 2.3)"
+    summary = "score - mean of the task's other rollouts, in the trainer (arXiv:2402.14740v2, section 2.3)"
     formula = "R - mean(R of the other rollouts)\na task with one rollout keeps R"
 
     def compare(self, scores: Sequence[float]) -> list[float]:
@@ -39,7 +39,7 @@ class RLOOVectorizedAdvantage(RLOOAdvantage):
     Without another rollout there is nothing to learn from.
     """
 
-    summary = "rloo, where a group of one gets 0"
+    summary = "as rloo; a group of one rollout gets 0"
     formula = "R - mean(R of the other rollouts)\na task with one rollout gets 0"
 
     def compare(self, scores: Sequence[float]) -> list[float]:

@@ -25,7 +25,7 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
         epsilon: added to the standard deviation.
         enable_step_norm: divide by the number of steps of the run, so that long runs do not weigh more.
         std_threshold: drop tasks whose standard deviation is at or below it, and tasks with one run; None keeps all.
-        std_cal_level: standard deviation over the runs of the task (`group`), or over all runs of the `batch`.
+        std_cal_level: standard deviation over the rollouts of the task (`group`), or over all rollouts of the `batch`.
 
     Raises:
         ValueError: another `std_cal_level`.

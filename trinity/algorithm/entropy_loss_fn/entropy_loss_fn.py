@@ -48,7 +48,7 @@ class EntropyLossFn(Declared, ABC):
         """Return the coefficient times the aggregated entropy (nats), and metrics."""
 
     def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:
-        """Return true for the rows that the term is over, None for all of them.
+        """Return which rows of a batch the term covers; None: all of them.
 
         Args:
             values: tensors of the rows, by the names that `__call__` uses.
@@ -95,7 +95,7 @@ class MixEntropyLossFn(EntropyLossFn):
     Expert data say nothing about the policy's entropy.
     """
 
-    summary = "as default, over the rows that are no expert data"
+    summary = "as default, over the rows that are not expert data"
     formula = "{entropy_coef} H\nH = -sum over the vocabulary of p ln p, of the rows that are no expert data"
 
     def rows(self, values: Mapping[str, Tensor]) -> Bool[Tensor, "B"] | None:

@@ -89,7 +89,7 @@ class K3KLFn(KLFn):
     It is not bounded, see `LowVarKLFn`.
     """
 
-    summary = "the estimate that GRPO takes (arXiv:2402.03300v3, eq. 4)"
+    summary = "the estimate that GRPO uses (arXiv:2402.03300v3, eq. 4)"
     formula = "exp(-d) - 1 + d" + _D_ADAPTIVE
     citation = _SOURCE
 

@@ -22,7 +22,7 @@ from trinity.utils.declaration import Declared
 
 
 class KLFn(Declared, ABC):
-    """A divergence per token and the coefficient that weighs it.
+    """A divergence per token and its coefficient.
 
     Attributes:
         needs: the log-probabilities that it reads; none for no KL term.
@@ -140,7 +140,7 @@ class KLFn(Declared, ABC):
         divergence: Float[Tensor, "B T"],
         action_mask: Bool[Tensor, "B T"],
     ) -> tuple[Float[Tensor, "B T"], dict[str, float]]:
-        """Return what `apply_kl_penalty_to_reward` does, from the divergence."""
+        """Same as `apply_kl_penalty_to_reward`, from a given divergence."""
         with torch.no_grad():
             divergence = masked_zero(divergence, action_mask)
             rewards = masked_zero(token_level_scores, action_mask) - self.kl_coef * divergence

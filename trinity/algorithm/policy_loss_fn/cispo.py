@@ -39,7 +39,7 @@ class CISPOPolicyLossFn(TokenLossFn):
         ValueError: a negative bound.
     """
 
-    summary = "policy gradient with clipped weights (arXiv:2506.13585v1, eq. 4, 5, 6 and 7)"
+    summary = "policy gradient with clipped importance weights (arXiv:2506.13585v1, eq. 4, 5, 6 and 7)"
     formula = (
         "-A sg(clip(r, 1 - {clip_range_low}, 1 + {clip_range_high})) logprob"
         "\nr = exp(logprob - old_logprob)"

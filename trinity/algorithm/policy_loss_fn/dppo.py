@@ -99,7 +99,7 @@ class VerlDPPOTVPolicyLossFn(DPPOLossFn):
     See `DPPOLossFn`.
     """
 
-    summary = "trust region of total variation (arXiv:2602.04879v3, eq. 12 and 13)"
+    summary = "trust region by total variation (arXiv:2602.04879v3, eq. 12 and 13)"
     formula = (
         "-A sg(min(r, {clip_ratio_c})) logprob inside the trust region, else 0"
         "\nr = exp(logprob - old_logprob)"
@@ -127,7 +127,7 @@ class VerlDPPOKLPolicyLossFn(DPPOLossFn):
     See `DPPOLossFn`.
     """
 
-    summary = "trust region of divergence (arXiv:2602.04879v3, eq. 12 and 14)"
+    summary = "trust region by KL divergence (arXiv:2602.04879v3, eq. 12 and 14)"
     formula = (
         "-A sg(min(r, {clip_ratio_c})) logprob inside the trust region, else 0"
         "\nr = exp(logprob - old_logprob)"

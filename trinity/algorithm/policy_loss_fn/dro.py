@@ -33,7 +33,7 @@ class VerlDROPolicyLossFn(TokenLossFn):
         ValueError: `dro_beta` missing or not positive.
     """
 
-    summary = "policy gradient with a squared log-ratio (arXiv:2405.19107v1, eq. 8); dro_beta has to be given"
+    summary = "policy gradient with a squared log-ratio (arXiv:2405.19107v1, eq. 8); dro_beta is required"
     formula = "-(A logprob - {dro_beta} (logprob - old_logprob)^2 / 2)"
     ranges = {"dro_beta": "(0, inf]"}
     needed_if = {"dro_beta": ""}

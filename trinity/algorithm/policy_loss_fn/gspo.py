@@ -39,8 +39,8 @@ class GSPOPolicyLossFn(TokenLossFn):
     """
 
     summary = (
-        "ratio of the response, clipped (arXiv:2507.18071v2, eq. 13 and 14); clip_range_low 3e-4 and high 4e-4 "
-        "where nothing is given"
+        "clipped ratio of the whole response (arXiv:2507.18071v2, eq. 13 and 14); clip_range_low 3e-4 and "
+        "clip_range_high 4e-4 if not given"
     )
     formula = (
         "max(-A s, -A clip(s, 1 - {clip_range_low|clip_range|0.0003}, 1 + {clip_range_high|clip_range|0.0004}))"

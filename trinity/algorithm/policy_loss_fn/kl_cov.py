@@ -39,7 +39,7 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         ValueError: `kl_cov_ratio` outside [0, 1] or a negative `ppo_kl_coef`.
     """
 
-    summary = "tokens of highest covariance held (arXiv:2505.22617v1, eq. 13 and 14)"
+    summary = "a KL term on the tokens of highest covariance (arXiv:2505.22617v1, eq. 13 and 14)"
     formula = (
         "-A r, plus {ppo_kl_coef} |logprob - old_logprob| on the tokens of highest covariance"
         "\nthese are a share of {kl_cov_ratio} of the tokens, at least one"

@@ -163,7 +163,7 @@ class MIXPolicyLossFn(MixedLossFn):
         ValueError: `mu` outside [0, 1], or a size that does not fit.
     """
 
-    summary = "ppo and sft at a fixed mixture (arXiv:2505.17826v3, section 3.2)"
+    summary = "weighted sum of ppo and sft, the weight fixed (arXiv:2505.17826v3, section 3.2)"
     formula = (
         "= (1 - {mu}) U + {mu} S"
         "\nU: max(-A r, -A clip(r, 1 - {clip_range_low|clip_range}, 1 + {clip_range_high|clip_range})), where A < "

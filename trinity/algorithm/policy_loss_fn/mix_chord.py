@@ -51,7 +51,7 @@ class MIXCHORDPolicyLossFn(MixedLossFn):
         ValueError: a mu outside [0, 1], negative steps, or a size that does not fit.
     """
 
-    summary = "ppo and sft at a moving mixture (arXiv:2508.11408, eq. 3)"
+    summary = "weighted sum of ppo and sft, the weight on a schedule (arXiv:2508.11408, eq. 3)"
     formula = (
         "= (1 - mu) U + mu S"
         "\nmu rises from 0 to {mu_peak} in {mu_warmup_steps} steps, falls to {mu_valley} in {mu_decay_steps} "

@@ -35,7 +35,7 @@ class LossPart:
 
 
 class PolicyLossFn(Declared, ABC):
-    """A loss over the policy's log-probabilities.
+    """A loss on the policy's log-probabilities.
 
     A subclass names the tensors it needs as parameters of `__call__` (`logprob`, `old_logprob`, `ref_logprob`,
     `action_mask`, `advantages`, `returns`, `teacher_logprobs`, or any custom field); the trainer passes exactly those.

@@ -23,7 +23,7 @@ class SFTPolicyLossFn(TokenLossFn):
         loss_agg_mode: see `aggregate_loss`.
     """
 
-    summary = "negative log-likelihood of the counted tokens"
+    summary = "negative log-likelihood of the unmasked tokens"
     formula = "-logprob"
 
     def __call__(  # type: ignore[override]

@@ -29,7 +29,7 @@ class SFTISPolicyLossFn(TokenLossFn):
         loss_agg_mode: see `aggregate_loss`.
     """
 
-    summary = "likelihood weighted by the probability (arXiv:2508.05629)"
+    summary = "negative log-likelihood weighted by the probability (arXiv:2508.05629)"
     formula = "-sg(p) logprob\np = exp(logprob)"
 
     def __call__(  # type: ignore[override]

@@ -32,7 +32,7 @@ class SFTPhiPolicyLossFn(TokenLossFn):
         ValueError: `cutoff_prob` outside (0, 1].
     """
 
-    summary = "likelihood weighted by p (1 - p) (arXiv:2508.11408, eq. 5 and 6)"
+    summary = "negative log-likelihood weighted by p (1 - p) (arXiv:2508.11408, eq. 5 and 6)"
     formula = "-sg(p (1 - p)) min(logprob, ln {cutoff_prob})\np = exp(logprob)"
     ranges = {"cutoff_prob": "(0, 1]"}
 

@@ -34,7 +34,7 @@ class SPPOPolicyLossFn(TokenLossFn):
         ValueError: a negative `epsilon`.
     """
 
-    summary = "softmax PPO: the log-ratio in a trust region (arXiv:2108.05828)"
+    summary = "softmax PPO, the log-ratio within a trust region (arXiv:2108.05828)"
     formula = (
         "-A (logprob - old_logprob) where 1 / (1 + {epsilon}) <= r <= 1 + {epsilon}, else 0"
         "\nr = exp(logprob - old_logprob)"

@@ -57,7 +57,7 @@ class SampleStrategy(Declared, ABC):
             self.attach(source, batch_size=batch_size)
 
     def attach(self, source: ExperienceSource, *, batch_size: int, reader: SourceReader | None = None) -> None:
-        """Say what the strategy reads, and how much of it a step."""
+        """Set what the strategy reads, and how much of it per step."""
         self.source = source
         self.batch_size = batch_size
         self.exp_buffer = reader or SourceReader(source, batch_size=batch_size)
@@ -67,23 +67,23 @@ class SampleStrategy(Declared, ABC):
         return ()
 
     def set_model_version_metric(self, exp_list: list[Experience], metrics: dict[str, float]) -> None:
-        """Add the metrics `sample/...` of versions, tasks and rollouts."""
+        """Add the `sample/...` metrics of model versions, tasks and rollouts."""
         metrics.update(version_metrics(exp_list, self.exp_buffer.step))
 
     @abstractmethod
     async def sample(self, step: int) -> tuple[list[Experience], dict[str, float], list[dict[str, Any]]]:
-        """Return the batch of training step `step`, metrics and sample rows.
+        """Return the batch of training step `step`, metrics and rows to show.
 
         The sample rows are a few rows to look at. The batch is empty at the end.
         """
 
     async def commit(self, step: int, experiences: Sequence[Experience]) -> None:
-        """Record in the auxiliary buffers what training step `step` used of them."""
+        """Record in the auxiliary buffers what training step `step` has used."""
         for reader in self.auxiliary.values():
             await asyncio.to_thread(reader.commit, step, [exp.eid.uid for exp in experiences])
 
     def close(self) -> None:
-        """Release the auxiliary buffers; a read that waits ends."""
+        """Release the auxiliary buffers; end a read that is waiting."""
         for reader in self.auxiliary.values():
             reader.close()
 

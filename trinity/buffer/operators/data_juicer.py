@@ -123,7 +123,7 @@ def _metrics(dropped: int, done: ProcessedRows) -> dict[str, Any]:
     found["unread_answers"] = sum(told.get("unread", 0) for told in done.operators)
     if found["failed_calls"] or found["unread_answers"]:
         logger.warning(
-            "Data-Juicer: %d calls of a model failed, and the answers about %d experiences could not be read: these "
+            "Data-Juicer: %d calls of a model failed, and the responses about %d experiences could not be read: these "
             "have no score",
             found["failed_calls"],
             found["unread_answers"],

@@ -47,7 +47,7 @@ class ExperienceOperatorV1(_Operator, ABC):
 
     @abstractmethod
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
-        """Return the experiences to continue with, in order, and metrics by name.
+        """Return the experiences to keep, in order, and metrics by name.
 
         Args:
             exps: the experiences of one explore step; may be empty.
@@ -72,14 +72,14 @@ class ExperienceOperatorV1(_Operator, ABC):
 
 
 class ExperienceOperator(_Operator, ABC):
-    """A synchronous pipeline step, in the first published form.
+    """A synchronous step of the experience pipeline, the older interface.
 
     It runs in a thread.
     """
 
     @abstractmethod
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
-        """Return the experiences to continue with, in order, and metrics by name."""
+        """Return the experiences to keep, in order, and metrics by name."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in a checkpoint, as JSON values.

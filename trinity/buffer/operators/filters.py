@@ -50,7 +50,7 @@ class RewardFilter(ExperienceOperatorV1):
 
 @EXPERIENCE_OPERATORS.register_module("reward_std_filter")
 class RewardSTDFilter(ExperienceOperatorV1):
-    """Drops groups whose rewards tell nothing apart.
+    """Drops groups whose rewards are all (nearly) equal.
 
     Args:
         threshold: a group stays if the population standard deviation of its rewards is above this.

@@ -22,7 +22,7 @@ RANGES = {
 
 @EXPERIENCE_OPERATORS.register_module("pass_rate_calculator")
 class PassRateCalculator(ExperienceOperatorV1):
-    """Tells the selector of the taskset the mean reward of each task.
+    """Reports the mean reward of each task to the taskset's selector.
 
     Experiences without a reward are left out. The metrics `selection/...` are the shares of tasks with a mean reward in
     a range.

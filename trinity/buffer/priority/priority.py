@@ -58,7 +58,7 @@ class PriorityFunction(Declared, ABC):
 
     @abstractmethod
     def __call__(self, item: ReplayItem) -> tuple[float, bool]:
-        """Return the priority, and whether a used item stays in the buffer.
+        """Return the priority, and whether a used experience stays in the buffer.
 
         Items of higher priority come first.
         """
@@ -66,7 +66,7 @@ class PriorityFunction(Declared, ABC):
 
 @PRIORITY_FUNC.register_module("linear_decay")
 class LinearDecay(PriorityFunction):
-    """model_version - decay use_count, without a limit of uses.
+    """model_version - decay * use_count, without a limit of uses.
 
     Args:
         decay: model versions that one use costs.
@@ -85,7 +85,7 @@ class LinearDecay(PriorityFunction):
 @PRIORITY_FUNC.register_module("decay_limit_randomization")
 @PRIORITY_FUNC.register_module("linear_decay_use_count_control_randomization")
 class DecayLimitRandomization(PriorityFunction):
-    """Newest weights first, with a decay per use and random noise.
+    """Newest model versions first, with a decay per use and random noise.
 
         priority = model_version - decay use_count + sigma z
 

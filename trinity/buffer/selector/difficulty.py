@@ -92,7 +92,7 @@ class DifficultyBasedSelector(BaseSelector):
         self._has_warned = False
 
     def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
-        """Return the next `batch_size` rows, 0-based.
+        """Return the 0-based indices of the next `batch_size` rows.
 
         With `return_extra_info`, also return `scores`, `alphas`, `betas` and the means `point` of the rows.
         """

@@ -11,7 +11,7 @@ from trinity.common.config.buffer import DataSelectorConfig
 
 @SELECTORS.register_module("offline_easy2hard")
 class OfflineEasy2HardSelector(BaseSelector):
-    """Rows from the easiest to the hardest, in every epoch again.
+    """Rows from the easiest to the hardest, in every epoch.
 
     Easy is what has large numbers in the columns `feature_keys`, such as pass rates of other models: rows are
     sorted by the first column, those with equal numbers by the next, and the rest stays in the order of the dataset.

@@ -17,10 +17,10 @@ from trinity.utils.declaration import Declared, declared_args
 
 
 class BaseSelector(Declared):
-    """Chooses rows of a dataset, without end; the reader counts epochs.
+    """Chooses the next rows of a dataset; the reader counts epochs.
 
     A selector overrides `get_indices` and the two functions of its state, or only `row_at`, where each choice is a
-    function of its position. A constructor of its own needs not to call this one if it overrides the former.
+    function of its position. A constructor of its own need not call this one if it overrides the former.
 
     Args:
         data_source: the dataset: `dataset_size` usable rows, which are `dataset[i]`; a column is `dataset[name]`.
@@ -62,7 +62,7 @@ class BaseSelector(Declared):
         raise NotImplementedError(f"{type(self).__name__} must define get_indices, or row_at")
 
     def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
-        """Return the next `batch_size` rows, 0-based.
+        """Return the 0-based indices of the next `batch_size` rows.
 
         With `return_extra_info`, also return a dict about the choice.
         """
@@ -71,7 +71,7 @@ class BaseSelector(Declared):
         return (indices, {}) if return_extra_info else indices
 
     def feedback(self, indices: Sequence[int], values: Sequence[float]) -> None:
-        """Learn how rows went, such as the mean reward of their rollouts.
+        """Receive results of rows, such as the mean reward of their rollouts.
 
         This is called after each explore step whose operators return the metric `selector_metric`. By default nothing
         is learned.
@@ -127,7 +127,7 @@ def make_selector(
 
 @SELECTORS.register_module("sequential")
 class SequentialSelector(BaseSelector):
-    """Rows in the order of the dataset, from the start again in every epoch."""
+    """Rows in the order of the dataset, in every epoch."""
 
     arguments = {}
     num_features = (0, 0)
@@ -160,7 +160,7 @@ class ShuffleSelector(BaseSelector):
 
 @SELECTORS.register_module("random")
 class RandomSelector(BaseSelector):
-    """Rows drawn one by one from the whole dataset.
+    """Rows drawn at random from the whole dataset.
 
     Each draw is a function of seed and position.
     """

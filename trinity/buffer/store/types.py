@@ -18,7 +18,7 @@ class Fates:
     `issued` is the sum of `ended` and `waiting`.
 
     Attributes:
-        issued: rollouts whose attempt was begun for training, in explore steps that are finished.
+        issued: rollouts that were begun for training, in explore steps that are finished.
         ended: rollouts that wait no more, by fate: `trained`, `stale`, `filtered/<operator>`, `failed/<kind>`.
         waiting: rollouts in the log that no training step has used yet.
         own: of these numbers, those that the caller has counted, until the step of the call.

@@ -71,7 +71,7 @@ class AlgorithmConfig(Section):
         None, "Rollouts per task, >= 1; null: the default of algorithm_type.", GUIDE, verl_names=("rollout_n",)
     )
     optimizer: OptimizerConfig = section(OptimizerConfig, "Optimizer of the actor.")
-    sample_strategy: str | None = key(None, "How the trainer samples experiences; null: of algorithm_type.", GUIDE)
+    sample_strategy: str | None = key(None, "How the trainer chooses experiences; null: of algorithm_type.", GUIDE)
     sample_strategy_args: Args | None = key(None, "Arguments of sample_strategy; merged with its defaults.", TRINITY)
     advantage_fn: str | None = key(None, "Advantage function; null: of algorithm_type.", GUIDE)
     advantage_fn_args: Args | None = key(None, "Arguments of advantage_fn; merged with its defaults.", TRINITY)

@@ -50,7 +50,7 @@ class FormatConfig(Section):
     """Columns of a dataset."""
 
     prompt_type: Literal["plaintext", "messages"] | None = key(
-        None, "Form of a row: plaintext (prompt and response columns) or messages; null: from the keys given.", GUIDE
+        None, "Format of a row: plaintext (prompt and response columns) or messages; null: from the keys given.", GUIDE
     )
     prompt_key: str = key("prompt", "Column of the user's prompt (plaintext).", GUIDE)
     response_key: str = key("response", "Column of the response or the truth (plaintext).", GUIDE)
@@ -60,13 +60,15 @@ class FormatConfig(Section):
     tools_key: str = key("tools", "Column of the tools, a list of mappings.", GUIDE)
     chosen_key: str = key("chosen", "Column of the preferred response (dpo).", GUIDE)
     rejected_key: str = key("rejected", "Column of the rejected response (dpo).", GUIDE)
-    enable_concatenated_multi_turn: bool = key(False, "One sample a conversation (sft, messages only).", GUIDE)
+    enable_concatenated_multi_turn: bool = key(
+        False, "Train each conversation as one experience (sft, messages only).", GUIDE
+    )
     chat_template: str | None = key(None, "Chat template as text; null: model.custom_chat_template.", GUIDE)
     image_key: str | None = key(
         None, "Column of images: bytes, paths, or lists of them; read by simple_mm_workflow.", TRINITY
     )
     video_key: str | None = key(None, "Column of videos.", TRINITY, support=only(None))
-    reply_prefix: str | None = key(None, "Text that every reply begins with.", TRINITY)
+    reply_prefix: str | None = key(None, "Text that every response begins with.", TRINITY)
     workflow_key: str | None = key(None, "Column that names the workflow of a row.", TRINITY)
     reward_fn_key: str | None = key(None, "Column that names the reward function of a row.", TRINITY)
     enable_thinking: bool | None = key(None, "As model.enable_thinking; null inherits.", TRINITY)
@@ -177,7 +179,7 @@ class ReplayBufferConfig(Section):
 
 
 class ExperienceBufferConfig(Section):
-    """A source of experiences for the trainer, and a sink for the explorer."""
+    """Where the explorer writes experiences and the trainer reads them."""
 
     name: BufferName = key("experience_buffer", "Name of the buffer; unique in the run.", GUIDE)
     storage_type: StorageName | None = key(
@@ -263,7 +265,7 @@ class TrainerInput(Section):
 
 
 class BufferConfig(Section):
-    """Batch sizes, and the places of tasks and experiences."""
+    """Batch sizes, and where tasks and experiences are."""
 
     batch_size: Count = key(1, "Tasks per explore step, >= 1.", GUIDE)
     train_batch_size: Natural = key(

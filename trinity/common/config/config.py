@@ -65,7 +65,7 @@ class StageConfig(Section):
 
 
 class Config(PublishedConfig):
-    """A run, or one stage of it once the plan is made."""
+    """The configuration of a run, or of one of its stages."""
 
     project: FolderName = key("Trinity-RFT", "Name of the project; first folder of the job.", GUIDE)
     group: Annotated[str, AfterValidator(_group_name)] = key("", "Optional folder between project and name.", TRINITY)
@@ -82,7 +82,7 @@ class Config(PublishedConfig):
     checkpoint_job_dir: str = key("", "<root>/<project>[/<group>]/<name>.", TRINITY, derived=True)
     continue_from_checkpoint: bool = key(True, "Resume; false: start <name>_<timestamp> if the job has files.", GUIDE)
     ray_namespace: str = key("", "Namespace of the run; empty: <project>[/<group>]/<name>.", GUIDE)
-    ignore_validator_suggestions: bool = key(False, "Without effect: this project never stops to ask.", TRINITY)
+    ignore_validator_suggestions: bool = key(False, "No effect: this project never stops to ask.", TRINITY)
     seed: Int = key(DEFAULT_SEED, "Seed of everything that is not seeded elsewhere.", OWN)
     deterministic: bool = key(False, "Identical runs give bitwise identical results, resumed or not.", OWN)
     plugin_dirs: tuple[str, ...] = key(

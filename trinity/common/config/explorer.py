@@ -34,7 +34,7 @@ class OverRolloutConfig(Section):
 
     ratio: Annotated[Float, Field(ge=0, lt=1)] = key(0.0, "Share of straggler tasks that may be abandoned.", GUIDE)
     wait_after_min: NonNegative = key(30.0, "Wait after the required share in seconds.", GUIDE)
-    return_partial_tasks: bool = key(False, "Keep the finished repeats of unfinished tasks.", TRINITY)
+    return_partial_tasks: bool = key(False, "Keep the finished rollouts of unfinished tasks.", TRINITY)
 
 
 class DynamicTimeoutConfig(Section):
@@ -84,9 +84,9 @@ class ExplorerConfig(Section):
     runner_prepare_concurrency: Count = key(8, "Runners prepared at once.", TRINITY)
     runner_prepare_max_retries: Natural = key(2, "Retries of a runner that cannot be prepared.", TRINITY)
     concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = key(
-        "sequential", "How a runner does the repeats of a workflow that cannot repeat itself.", TRINITY
+        "sequential", "How a runner makes the rollouts of a task where the workflow makes one per call.", TRINITY
     )
-    max_repeat_times_per_runner: Count | None = key(None, "Repeats of one task per runner; null: all.", TRINITY)
+    max_repeat_times_per_runner: Count | None = key(None, "Rollouts of one task per runner; null: all.", TRINITY)
     runner_isolation: Literal["auto", "thread", "process"] = key(
         "auto", "Runners as threads, or in processes that can be killed; auto: processes on Ray.", OWN
     )
@@ -109,7 +109,9 @@ class ExplorerConfig(Section):
     engine_recovery_timeout: Positive = key(300.0, "Longest time without any engine in seconds; then an error.", OWN)
     engine_probe_first_wait: NonNegative = key(30.0, "Seconds from the start of engines to their first probe.", OWN)
     engine_probe_interval: Positive = key(5.0, "Seconds between two probes of an engine, > 0.", OWN)
-    engine_probe_timeout: Positive = key(10.0, "Longest answer to a probe in seconds; then a new engine.", OWN)
+    engine_probe_timeout: Positive = key(
+        10.0, "Longest wait for the answer to a probe in seconds; then a new engine.", OWN
+    )
     max_inflight_batches: Count = key(
         2,
         "Sync style fully_async: batches under way.",

@@ -6,10 +6,7 @@ lacks is shown in English.
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -17,6 +14,7 @@ from pydantic.fields import FieldInfo
 from trinity.common.config.base import Facts, facts_of
 from trinity.common.config.schema_index import field_at
 from trinity.common.config.tree import Path
+from trinity.utils.translations import chinese_texts
 
 LANGUAGES = ("en", "zh")
 _TRUTH = {False: "否", True: "是"}
@@ -51,11 +49,9 @@ def english_texts(field: FieldInfo) -> tuple[str, ...]:
     return tuple(text for text in (extra.get("text", field.description or ""), extra.get("source", "")) if text)
 
 
-@functools.cache
 def translations() -> Mapping[str, str]:
     """Return the Chinese of each English text."""
-    found: dict[str, str] = json.loads(files(__package__).joinpath("help_zh.json").read_text(encoding="utf-8"))
-    return found
+    return chinese_texts("trinity.common.config")
 
 
 def _chinese(field: FieldInfo) -> str | None:

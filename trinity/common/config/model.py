@@ -103,8 +103,9 @@ class ModelConfig(Section):
     enable_prompt_truncation: bool = key(True, "Cut prompts to max_prompt_tokens.", GUIDE)
     prompt_truncation: Literal["stop", "left", "right", "middle"] = key(
         "stop",
-        "What is left of a prompt above max_prompt_tokens: its first tokens, not answered and not trained on (stop); "
-        "its last (left) or first (right) tokens, or both ends (middle), answered and trained on.",
+        "What remains of a prompt above max_prompt_tokens: its first tokens, without a response and not "
+        "trained (stop); "
+        "its last (left) or first (right) tokens, or both ends (middle), with a response and trained.",
         OWN,
         idle_with=(IdleWith("enable_prompt_truncation", (False,)),),
     )
@@ -235,17 +236,17 @@ class InferenceModelConfig(Section):
     base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
     api_key: str = key(NO_KEY, "Mode serve: key of the endpoint; EMPTY: a random one.", TRINITY, secret=True)
     enable_auto_tool_choice: bool = key(
-        False, "Answers are parsed for tool calls; needs tool_call_parser.", TRINITY, idle_with=_OF_ENGINE
+        False, "Parse responses for tool calls; needs tool_call_parser.", TRINITY, idle_with=_OF_ENGINE
     )
     tool_call_parser: str | None = key(
         None,
-        "Form of the model's tool calls.",
+        "Format of the model's tool calls.",
         TRINITY,
         support=only(None, *TOOL_CALL_PARSERS),
         idle_with=(*_OF_ENGINE, IdleWith("enable_auto_tool_choice", (False,))),
     )
     reasoning_parser: str | None = key(
-        None, "Form of the model's thoughts.", TRINITY, support=only(None, *REASONING_PARSERS), idle_with=_OF_ENGINE
+        None, "Format of the model's reasoning.", TRINITY, support=only(None, *REASONING_PARSERS), idle_with=_OF_ENGINE
     )
     external_model_config: ExternalModelConfig | None = key(None, "As model.external_model; null inherits.", TRINITY)
     nnodes: Count | None = key(None, "Nodes of one engine.", TRINITY, derived=True, support=LATER, is_engine_arg=True)

@@ -130,7 +130,7 @@ def unique(problems: Iterable[Finding]) -> list[Finding]:
 
 
 class ConfigErrors(ConfigError):
-    """Every problem of a configuration.
+    """All errors of a configuration.
 
     Args:
         problems: errors and warnings; at least one is an error.

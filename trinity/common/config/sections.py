@@ -45,7 +45,7 @@ class ClusterConfig(Section):
 
 
 class MonitorConfig(Section):
-    """Destinations of metrics besides `<job>/metrics.jsonl`, always written."""
+    """Where metrics go besides `<job>/metrics.jsonl`, always written."""
 
     monitor_type: str | tuple[str, ...] = key(
         "tensorboard", "tensorboard, wandb, mlflow, swanlab, prometheus, or several as a list; empty: none.", TRINITY

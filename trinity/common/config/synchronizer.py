@@ -21,7 +21,7 @@ def _style(value: Any) -> Any:
 
 
 class SynchronizerConfig(Section):
-    """Transport, rhythm and deadline of weight synchronisation."""
+    """Transport, interval and deadline of weight synchronisation."""
 
     sync_method: Annotated[Literal["auto", "nccl", "checkpoint", "memory"], BeforeValidator(_method)] = key(
         "auto", "Transport; auto: memory in one process, else checkpoint or nccl.", OWN

@@ -74,7 +74,8 @@ class TrainerConfig(Section):
     ulysses_sequence_parallel_size: Count = key(1, "Devices that share one sequence.", GUIDE)
     enable_preview: bool = key(
         False,
-        "Show some trained samples whenever weights are published: on the terminal, in monitor/samples.jsonl, and as "
+        "Show some trained experiences whenever weights are published: on the terminal, in "
+        "monitor/samples.jsonl, and as "
         "the table rollout_examples of the monitor.",
         TRINITY,
     )

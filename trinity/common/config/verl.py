@@ -79,9 +79,9 @@ class VerlTrainerConfig(Section):
     )
     max_actor_ckpt_to_keep: Count | None = key(None, "Actor checkpoints kept; null: of trainer.", GUIDE)
     max_critic_ckpt_to_keep: Count | None = key(None, "Critic checkpoints kept; null: of trainer.", GUIDE)
-    log_val_generations: Natural = key(0, "Evaluation samples that are logged.", VERL, support=LATER)
+    log_val_generations: Natural = key(0, "Evaluation rollouts that are logged.", VERL, support=LATER)
     rollout_data_dir: str | None = key(None, "Folder of dumped rollouts.", VERL, support=LATER)
-    validation_data_dir: str | None = key(None, "Folder of dumped evaluation samples.", VERL, support=LATER)
+    validation_data_dir: str | None = key(None, "Folder of dumped evaluation rollouts.", VERL, support=LATER)
 
 
 class KlControlConfig(Section):

@@ -1,9 +1,9 @@
-"""The prompts and answers of a conversation as tokens.
+"""The prompts and responses of a conversation as tokens.
 
 A chat template writes text. Its text for a whole conversation need not contain what was said in it: many templates
-drop the thoughts of earlier turns, and some move the system prompt or strip whitespace. So each answer is taken from
+drop the thoughts of earlier turns, and some move the system prompt or strip whitespace. So each response is taken from
 the place where it was given: after its prompt, which is the conversation so far with the opening of an assistant
-message. The answers of a conversation form one sequence only if each prompt begins with all earlier prompts and
+message. The responses of a conversation form one sequence only if each prompt begins with all earlier prompts and
 answers.
 """
 
@@ -89,7 +89,7 @@ class AnswerRenderer:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Return a conversation's tokens and the token spans of its answers.
 
-        The tokens end with the last answer; a span is [start, end). An assistant message at the very beginning is not
+        The tokens end with the last response; a span is [start, end). An assistant message at the very beginning is not
         an answer.
 
         Args:
@@ -110,7 +110,8 @@ class AnswerRenderer:
             if not prompt.startswith(text):
                 raise DataError(
                     f"the chat template rewrites earlier turns: in the prompt of messages[{index}] it writes the "
-                    f"answer messages[{before}], or what stands before that, otherwise than when it was given, so that "
+                    f"response messages[{before}], or what stands before that, otherwise than when it was "
+                    "given, so that "
                     f"the conversation is not one sequence; {way_out}",
                     code="E4021",
                 )
@@ -183,11 +184,11 @@ class AnswerRenderer:
         return encode_text(self.tokenizer, text, is_whole=False)
 
     def _response(self, tokens: list[int], prompt: str, answer: str) -> list[int]:
-        """Return the tokens of an answer, given those of its prompt.
+        """Return the tokens of a response, given those of its prompt.
 
-        Sampled tokens never merge with the prompt's. So the answer is tokenised alone if the tokenizer would merge the
-        two or let a prompt token absorb whitespace of the answer. Otherwise its tokens are taken from the whole text,
-        since some tokenizers begin every text with a space.
+        Sampled tokens never merge with the prompt's. So the response is tokenised alone if the tokenizer would merge
+        the two or let a prompt token absorb whitespace of the response. Otherwise its tokens are taken from the whole
+        text, since some tokenizers begin every text with a space.
         """
         whole = self._tokens(prompt + answer)
         if whole[: len(tokens)] != tokens:
@@ -205,12 +206,13 @@ class AnswerRenderer:
         written = self._through_end(through[len(prompt) :]) if goes_on else ""
         content = self._text_alone(messages, tools, through)
         if goes_on and not written and (content is None or content or not as_said):
-            raise DataError("the chat template writes nothing for the answer", code="E4021")
+            raise DataError("the chat template writes nothing for the response", code="E4021")
         if goes_on and not (as_said and content is not None):
             return written
         if content is None or not (content or as_said):
             raise DataError(
-                "the chat template does not continue from the opening of its answers, which only an answer of text can "
+                "the chat template does not continue from the opening of its responses, which only a "
+                "response of text can "
                 "do without; leave enable_thinking out, or use another chat_template",
                 code="E4021",
             )

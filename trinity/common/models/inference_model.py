@@ -24,13 +24,13 @@ class InferenceModel(Protocol):
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample will use."""
+        """Version of the weights that the next response will use."""
 
     async def prepare(self) -> None:
         """Load model and tokenizer; a second call does nothing."""
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt."""
+        """Return `n` responses to one prompt."""
 
     async def chat(
         self,
@@ -40,7 +40,7 @@ class InferenceModel(Protocol):
         said: Said | None = None,
         **arguments: Any,
     ) -> list[Experience]:
-        """Return `n` answers to a conversation.
+        """Return `n` responses to a conversation.
 
         `said` holds the tokens of the beginning of the conversation, if a call gave them; see `Turns`.
         `template_args`, also in the next two methods, holds `chat_template` and `enable_thinking` where they differ

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _WAY_OUT = (
-    "make an experience of each answer, as model.chat returns them, or use a chat template that leaves earlier turns "
+    "make an experience of each response, as model.chat returns them, or use a chat template that leaves earlier turns "
     "as they were"
 )
 Masked = tuple[Int[Tensor, "T"], Int[Tensor, "T"], int]
@@ -39,7 +39,7 @@ def masked_conversation(
     """Return tokens, action mask and the index of the first action.
 
     The mask is 1 for tokens of the policy; the index is 0 without any. The tokens are prompts and answers through the
-    end of the last answer. The mask covers each answer and the token that ends its turn, except what the template's
+    end of the last response. The mask covers each response and the token that ends its turn, except what the template's
     `generation` tags leave out. An assistant message at the very beginning is not an answer. Without an answer the
     tokens are the whole conversation.
 
@@ -121,7 +121,7 @@ def tokenize_and_mask_messages_default(
 
 
 def get_action_mask_method(chat_template: str | None = None) -> Callable[..., Masked]:
-    """Return a masking function: by `generation` tags if any, else by answers."""
+    """Return a masking function: by `generation` tags or by assistant turns."""
     if chat_template is not None and _GENERATION_TAG.search(chat_template):
         return tokenize_and_mask_messages_hf
     return tokenize_and_mask_messages_default

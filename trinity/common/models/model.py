@@ -42,7 +42,7 @@ def call_timeout_s(config: Config) -> float:
 
 
 class ModelWrapper:
-    """The engine as a workflow sees it, as `self.model`.
+    """The engine as workflows see it, in `self.model`.
 
     It holds the engine, the sampling defaults and the identity of the rollout. Every asynchronous method has a
     synchronous form for workflows that run in a thread.
@@ -151,12 +151,12 @@ class ModelWrapper:
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample will use."""
+        """Version of the weights that the next response will use."""
         return self.model.model_version
 
     @property
     async def model_version_async(self) -> int:
-        """Version of the weights that the next sample will use; awaitable."""
+        """Version of the weights that the next response will use; awaitable."""
         return self.model.model_version
 
     @property
@@ -178,7 +178,7 @@ class ModelWrapper:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and response."""
         own = self.model_config.max_model_len
         shared = self.config.model.max_model_len if self.config else None
         return int(own or shared or 2**31 - 1)
@@ -188,7 +188,7 @@ class ModelWrapper:
         return {number: text for text, number in self.model.vocabulary().items()}
 
     async def generate_async(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
-        """Return `n` samples of each prompt, in the order of the prompts."""
+        """Return `n` responses to each prompt, in the order of the prompts."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         asked = [self.model.generate(text, **self._arguments(kwargs)) for text in texts]
         calls = [of_prompt(number, call) for number, call in enumerate(asked)]
@@ -197,13 +197,13 @@ class ModelWrapper:
         return self._record(found)
 
     def generate(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
-        """Return `n` samples of each prompt, in the order of the prompts; blocks."""
+        """Return `n` responses to each prompt, in the order of the prompts; blocks."""
         return self._wait(self.generate_async(prompts, **kwargs))
 
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:
-        """Return `n` answers to a conversation.
+        """Return `n` responses to a conversation.
 
-        Where it continues from an earlier answer, its prompt begins with the tokens of that call, as far as the chat
+        Where it continues from an earlier response, its prompt begins with the tokens of that call, as far as the chat
         template allows. With a reward model, each experience also holds the conversation.
         """
         arguments = self._arguments(kwargs)
@@ -221,7 +221,7 @@ class ModelWrapper:
         return self._record(experiences)
 
     def chat(self, messages: Messages, **kwargs: Any) -> list[Experience]:
-        """Return `n` answers to a conversation; blocks."""
+        """Return `n` responses to a conversation; blocks."""
         return self._wait(self.chat_async(messages, **kwargs))
 
     async def logprobs_async(self, tokens: Sequence[int], temperature: float | None = None) -> Float[Tensor, "N"]:
@@ -235,9 +235,9 @@ class ModelWrapper:
     async def convert_messages_to_experience_async(
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
     ) -> Experience:
-        """Return a conversation as an experience whose actions are its answers.
+        """Return a conversation as an experience whose actions are its responses.
 
-        Answers of this rollout that continue from each other have the tokens that were sampled, and, at no other
+        Responses of this rollout that continue from each other have the tokens that were sampled, and, at no other
         `temperature`, their log-probabilities. Others are rendered and scored.
         """
         calls = self._turns.sampled(messages, tools) if messages[-1].get("role") == "assistant" else None

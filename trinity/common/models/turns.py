@@ -1,9 +1,10 @@
-"""The answers of a rollout, from which its conversations continue.
+"""The responses of a rollout, from which its conversations continue.
 
-A further turn contains the earlier answers as text. Tokenised again they need not be the tokens that were sampled. So a
-conversation is found by its messages, and its next prompt begins with the tokens of the call that gave its last answer.
+A further turn contains the earlier responses as text. Tokenised again they need not be the tokens that were sampled. So
+a conversation is found by its messages, and its next prompt begins with the tokens of the call that gave its last
+response.
 
-    messages[:2] = question, answer  --found-->  prompt and response as sampled
+    messages[:2] = question, reply  --found-->  prompt and response as sampled
     messages[2:]                     --rendered--> the tokens that follow
 """
 
@@ -90,7 +91,7 @@ class Turns:
         return Conversation(said, self, key)
 
     def sampled(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[Experience] | None:
-        """Return the calls that gave the answers of a conversation.
+        """Return the calls that gave the responses of a conversation.
 
         Each continues from the one before it. None if an answer came from elsewhere, or a call did not continue.
         """
@@ -113,7 +114,7 @@ class Turns:
             self._answers.popitem(last=False)
             if not self._is_full:
                 logger.warning(
-                    "a rollout has more than %d answers; conversations that continue from older ones are tokenised "
+                    "a rollout has more than %d responses; conversations that continue from older ones are tokenised "
                     "again",
                     MAX_ANSWERS,
                 )

@@ -59,7 +59,7 @@ class Watcher(Protocol):
         """Take note of a prompt; a second time if an engine was lost."""
 
     def token(self, prompt: int, sample: int, token: int, logprob: float, top: Top) -> None:
-        """Take a token of a sample of a prompt, in the order of sampling."""
+        """Take a token of a response to a prompt, in the order of sampling."""
 
     def accept(self, experiences: Sequence[Experience]) -> None:
         """Raise if the call has failed all the same: then nothing is recorded."""
@@ -102,7 +102,7 @@ def accept(experiences: Sequence[Experience]) -> None:
 def note_prompt(
     tokens: Sequence[int], text: str, *, tokenizer: PreTrainedTokenizerBase, parser: AnswerParser | None
 ) -> None:
-    """Tell the watcher, if any, that the samples of a prompt begin."""
+    """Tell the watcher, if any, that the responses to a prompt begin."""
     seen = _watching.get()
     if seen is not None:
         seen[0].begin(Begun(seen[1], tokens, text, tokenizer, parser))

@@ -44,7 +44,7 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
     if isinstance(outcome, CallTimedOut):
         raise RewardTimeoutError(
             f"scoring took more than deadline_s = {outcome.after_s:g} s and was stopped; "
-            "raise reward_fn_args.deadline_s if answers may take longer"
+            "raise reward_fn_args.deadline_s if responses may take longer"
         )
     raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")
 
@@ -96,7 +96,7 @@ class AccuracyReward(RewardFn):
             targets = _texts(self.answer_parser(str(truth)))
         if not targets:
             raise RewardError(
-                f"the task has no answer to compare with, got {truth!r}; set format.response_key of the taskset",
+                f"the task has no truth to compare with, got {truth!r}; set format.response_key of the taskset",
                 code="E5114",
             )
         return targets

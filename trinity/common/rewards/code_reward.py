@@ -75,7 +75,7 @@ def _texts(values: Any) -> list[str]:
 
 @REWARD_FUNCTIONS.register_module("code_reward")
 class CodeReward(RewardFn):
-    """The share of its tests that the response's program passes.
+    """The share of the tests that the program in the response passes.
 
     The score is named `accuracy`; a response without a program has 0. Each case is a process of its own, without
     network, files to write or other processes; see `run_code`.
@@ -83,7 +83,7 @@ class CodeReward(RewardFn):
     Args:
         timeout_s: seconds after which a case is stopped.
         memory_bytes: memory of a case.
-        timeout_score: score of a case that was stopped; None: the response has no score, and the attempt is counted.
+        timeout_score: score of a case that was stopped; None: the response has no score, and the rollout is counted.
     """
 
     needs = frozenset({"truth"})

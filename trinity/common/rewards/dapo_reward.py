@@ -13,7 +13,7 @@ from trinity.common.rewards.reward_fn import RewardFn
 
 @REWARD_FUNCTIONS.register_module("math_dapo_reward")
 class MathDAPORewardFn(RewardFn):
-    """`accuracy` of 1 or -1, plus `format_score`, the penalty of the length.
+    """`accuracy` (1 or -1) plus `format_score`, the length penalty.
 
     With L response tokens the penalty is 0 up to `max_response_length - cache_length`, falls linearly to
     -`penalty_factor` at `max_response_length`, and stays there (Yu et al. 2025, DAPO, arXiv:2503.14476, equation 13).

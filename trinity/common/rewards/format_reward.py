@@ -53,7 +53,7 @@ def has_loose_form(text: str) -> bool:
 
 @REWARD_FUNCTIONS.register_module("format_reward")
 class FormatReward(RewardFn):
-    """`{"format_score": 0.1}` if the response has the form, else -0.1.
+    """`{"format_score": 0.1}` if the response has the format, else -0.1.
 
     Args:
         pattern: a regular expression that must match at the start of the response (`.` matches line ends, `$`

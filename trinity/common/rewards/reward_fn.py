@@ -12,7 +12,7 @@ from trinity.utils.declaration import Declared
 class RewardError(WorkflowError):
     """The scorer failed, ran out of time or has no usable truth.
 
-    The response has no score. The sample is dropped and counted; it never becomes a reward of 0.
+    The response has no score. The rollout is dropped and counted; it never gets a reward of 0.
     """
 
     default_code = "E5110"
@@ -21,7 +21,7 @@ class RewardError(WorkflowError):
 class RewardTimeoutError(RewardError):
     """The scorer was stopped at its deadline.
 
-    Such samples are counted apart from those of other failures.
+    Such rollouts are counted apart from those of other failures.
     """
 
     default_code = "E5112"
@@ -33,7 +33,7 @@ class RewardFn(Declared, ABC):
     The reward of the experience is their sum.
 
     Attributes:
-        needs: `truth` where it scores nothing without the row's answer.
+        needs: `truth` where it scores nothing without the truth of the row.
         gives_scores: it scores; otherwise every reward stays 0 until a reward model gives one.
     """
 
@@ -42,9 +42,9 @@ class RewardFn(Declared, ABC):
 
     @classmethod
     def check_truth(cls, truth: Any) -> None:
-        """Accept what a row holds as its answer, before any attempt.
+        """Check the truth of a row before its first rollout.
 
-        A row whose answer is refused is left out and counted. By default everything is accepted.
+        A row whose truth is refused is left out and counted. By default everything is accepted.
 
         Raises:
             RewardError: no response could be scored with it.

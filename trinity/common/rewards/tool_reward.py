@@ -18,7 +18,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 @REWARD_FUNCTIONS.register_module("tool_call_reward")
 class ToolCallReward(RewardFn):
-    """1 if a response thinks first and then makes exactly the right calls.
+    """1 if a response thinks first, then makes exactly the right tool calls.
 
     The score is named `tool_call`, else it is 0. The calls are the JSON of the last `<tool_call>...</tool_call>`: one
     call or a list, each with `name` and `arguments`. They must be those of the truth in any order, with equal
@@ -30,7 +30,7 @@ class ToolCallReward(RewardFn):
         """Refuse a truth that is no list of calls (E5114)."""
         if calls_in(truth) is None:
             raise RewardError(
-                "the task has no tool calls to compare with: the answer must be a list of {'name': ..., 'arguments': "
+                "the task has no tool calls to compare with: the truth must be a list of {'name': ..., 'arguments': "
                 f"...}}, or JSON of it, got {truth!r:.160}; set format.response_key of the taskset",
                 code="E5114",
             )

@@ -49,7 +49,7 @@ class PrunedExperience(Experience):
         self.info = {} if model_version is None else {"model_version": model_version}
         if not PrunedExperience._is_told:
             PrunedExperience._is_told = True
-            logger.warning("%s: identity, reward and texts are what is left; others are not told", reason)
+            logger.warning("%s: only identity, reward and texts are left; further ones are not reported", reason)
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name}={getattr(self, name)!r}" for name in LEFT)

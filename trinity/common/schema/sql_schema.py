@@ -240,7 +240,7 @@ def storable_text(text: str | None) -> str | None:
 
 
 class SFTDataModel(Base):
-    """One conversation to imitate.
+    """One conversation for SFT.
 
     Attributes:
         id: row number.
@@ -274,7 +274,7 @@ class TaskModel(Base):
 
     Attributes:
         id: row number.
-        raw_task: the row of the task set.
+        raw_task: the row of the taskset.
     """
 
     __tablename__ = "task"

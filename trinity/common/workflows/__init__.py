@@ -1,6 +1,6 @@
 """Workflows: how a model attempts a task and what it learns from.
 
-An attempt becomes experiences. Built-in workflows and those of plugins use the same decorator:
+A rollout gives experiences. Built-in workflows and those of plugins use the same decorator:
 `@WORKFLOWS.register_module("my_workflow")`.
 """
 

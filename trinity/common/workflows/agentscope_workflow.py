@@ -1,6 +1,6 @@
 """Functions for AgentScope's tuner run as published.
 
-Their calls go to the endpoint of the attempt, so that the tokens that were sampled are those that are trained.
+Their calls go to the endpoint of the rollout, so that the tokens that were sampled are those that are trained.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def function_of(value: Any, *, key: str) -> Callable[..., Any]:
 class AgentScopeWorkflow(Workflow):
     """Base of the workflows of agents that are written with AgentScope.
 
-    Every call of the model is one experience, and all have the reward of the attempt.
+    Every call of the model is one experience, and all have the reward of the rollout.
     """
 
     package = "agentscope"
@@ -69,7 +69,7 @@ class AgentScopeWorkflow(Workflow):
         return made
 
     def rewarded(self, reward: float, metrics: dict[str, float]) -> list[Experience]:
-        """Return the calls of the attempt in order, with their reward.
+        """Return the calls of the rollout in order, with their reward.
 
         The metrics are on the last one.
         """
@@ -85,7 +85,7 @@ class AgentScopeWorkflow(Workflow):
 
 
 class FunctionWorkflow(AgentScopeWorkflow):
-    """Base of the adapters: one attempt is one call of the user's function."""
+    """Base of the adapters: one rollout is one call of the user's function."""
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)

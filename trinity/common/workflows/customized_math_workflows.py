@@ -40,7 +40,7 @@ class _Boxed(SimpleWorkflow):
         return f"{system}User:\n{self.task_desc}\nAssistant:\n{self.reply_prefix or ''}"
 
     def offered(self, experience: Experience) -> dict[str, Any]:
-        """Return what the reward function may ask for by name."""
+        """Return what the reward function may take, by argument name."""
         own = {"with_think": self.with_think, "format_score_coef": self.format_score_coef}
         return super().offered(experience) | own
 
@@ -59,7 +59,7 @@ class _Boxed(SimpleWorkflow):
 
 @WORKFLOWS.register_module("math_boxed_workflow")
 class MathBoxedWorkflow(_Boxed):
-    r"""One answer in `\boxed{}`, scored by `math_boxed_reward`.
+    r"""One response with a `\boxed{}` answer, scored by `math_boxed_reward`.
 
     Arguments of the taskset's `workflow_args`: `use_base` continues a text instead of a chat, for models without a chat
     template; `with_think` asks for a thought, whose absence costs `format_score_coef` (0.1). The last two may stand in
@@ -70,7 +70,7 @@ class MathBoxedWorkflow(_Boxed):
     ranges = {"format_score_coef": "[0, inf)"}
 
     def run(self) -> list[Experience]:
-        """Return one scored experience a repeat."""
+        """Return one scored experience per rollout."""
         if not self.use_base:
             return super().run()
         return self.score(self.model.generate([self.format_prompt()], **self.rollout_args))

@@ -37,7 +37,7 @@ ROLES = {
 
 @WORKFLOWS.register_module("tool_call_workflow")
 class ToolCallWorkflow(AsyncSimpleWorkflow):
-    """The next turn of a conversation with tools, scored by its calls.
+    """The next turn of a conversation with tools, scored by its tool calls.
 
     Columns of the row: `raw_system`, what stands before the tools in the system prompt, unless
     `workflow_args.system_prompt` says it for all rows; `tools`, a list of functions or its JSON; `conversations`, turns

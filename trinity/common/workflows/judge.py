@@ -1,6 +1,6 @@
 """Judges: models that score what another model wrote.
 
-A verdict that cannot be read is no score: the attempt is rejected and counted, it never gets a reward of 0.
+A verdict that cannot be read is no score: the rollout is rejected and counted, and never gets a reward of 0.
 """
 
 from __future__ import annotations

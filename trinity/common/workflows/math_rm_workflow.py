@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @WORKFLOWS.register_module("math_rm_workflow")
 class MathRMWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` whose reward function may also ask for the messages.
+    """`SimpleWorkflow` whose reward function may also take the messages.
 
     They are `messages`, which were sent; besides, `experience` is the response with its tokens, and `ground_truth` is
     the same as `truth`. The reward function is one over a reward model, such as `rm_gallery_reward`.
@@ -22,7 +22,7 @@ class MathRMWorkflow(SimpleWorkflow):
     arguments = {}
 
     def offered(self, experience: Experience) -> dict[str, Any]:
-        """Return what the reward function may ask for by name."""
+        """Return what the reward function may take, by argument name."""
         own = {"messages": self.format_messages(), "experience": experience, "ground_truth": self.truth}
         return super().offered(experience) | own
 

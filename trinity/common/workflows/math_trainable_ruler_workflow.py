@@ -21,7 +21,7 @@ JUDGE_GROUP = "ruler"
 
 @WORKFLOWS.register_module("math_trainable_ruler_workflow")
 class MathTrainableRULERWorkflow(Ruler):
-    """Responses that the policy compares itself; it learns to judge.
+    """Responses compared by the policy itself, which learns to judge.
 
     For some tasks the truth counts as known: their responses have the reward of the reward function, and the policy
     gives as many verdicts on them, each rewarded with 1 - the mean error of its scores; one that has no scores gets 0.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @WORKFLOWS.register_module("on_policy_distill_workflow")
 class OnPolicyDistillWorkflow(AsyncSimpleWorkflow):
-    """One chat whose tokens the teacher scores, into `teacher_logprobs`.
+    """One chat with the teacher's log-probabilities in `teacher_logprobs`.
 
     The teacher is the first auxiliary model. Its temperature is `workflow_args.temperature`, else that of the rollout,
     so that both log-probabilities are of equally tempered distributions. The reward is that of the task's reward

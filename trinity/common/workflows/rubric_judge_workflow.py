@@ -24,7 +24,7 @@ BASE_URL_ENV, API_KEY_ENV = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 
 @WORKFLOWS.register_module("rubric_judge_workflow")
 class RubricJudgeWorkflow(SimpleWorkflow):
-    """One chat, rated by a judge from 1 to 10; the reward is a tenth of it.
+    """One chat, rated by a judge from 1 to 10; the reward is rating / 10.
 
     The judge is the first auxiliary model, asked greedily for each response. The column `rubric` holds a list of
     criteria, each with `description` and `weight` (1 without one); without any, the judge rates the quality. A reward

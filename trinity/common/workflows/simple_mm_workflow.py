@@ -52,7 +52,7 @@ class SimpleMMWorkflow(SimpleWorkflow):
 
 @WORKFLOWS.register_module("async_simple_mm_workflow")
 class AsyncSimpleMMWorkflow(SimpleMMWorkflow):
-    """`SimpleMMWorkflow` on the event loop; one run returns all repeats."""
+    """`SimpleMMWorkflow` on the event loop; one call makes all rollouts."""
 
     arguments = {}
     is_async = True

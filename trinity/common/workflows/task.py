@@ -1,4 +1,4 @@
-"""A task: one row of a taskset together with the way to attempt it."""
+"""A task: one row of a taskset, with the workflow that attempts it."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class RolloutArgs(dict[str, Any]):
 
 @dataclass
 class Task:
-    """One row of a taskset together with the way to attempt it.
+    """One row of a taskset, with the workflow that attempts it.
 
     Attributes:
         workflow: class that attempts the task, one of `Workflow`.
-        repeat_times: number of attempts (the group size).
+        repeat_times: number of rollouts (the group size).
         format_args: names of the row's columns (`prompt_key`, `response_key`, ...), of this task alone.
         rollout_args: sampling arguments (`temperature`, `top_p`, `top_k`, `max_tokens`, ...), of this task alone.
         workflow_args: the workflow's own settings.
@@ -134,5 +134,5 @@ class Task:
 
     @property
     def truth(self) -> Any:
-        """The row's answer."""
+        """The truth of the row."""
         return self.column("response_key")

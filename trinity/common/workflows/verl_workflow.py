@@ -24,7 +24,7 @@ IMAGES = "images"
 
 @WORKFLOWS.register_module("verl_workflow")
 class VerlWorkflow(SimpleMMWorkflow):
-    """One answer to the row's messages, scored by its source or your function.
+    """One response to the row's messages, scored by source or your function.
 
     The row has its messages in the format's `messages_key`, its source in `source_key`, the truth in
     `reward_model.ground_truth`, and what a function of your own may want in `extra_info`.

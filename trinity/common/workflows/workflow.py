@@ -51,7 +51,7 @@ class Workflow(Declared):
     """Base of all workflows: attempts one task with a model.
 
     Attributes:
-        needs: what an attempt cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
+        needs: what a rollout cannot do without: `prompt`, the row's question or its messages; `reward_fn`, a reward
             function of the taskset; `auxiliary_model`, one of `explorer.auxiliary_models`.
         default_reward_fn: name of the reward function where the taskset names none.
         package: module of an optional package that it needs.
@@ -117,7 +117,7 @@ class Workflow(Declared):
 
     @property
     def rollout_args(self) -> RolloutArgs:
-        """Sampling arguments of the task; `n` is the number of repeats per run."""
+        """Sampling arguments of the task; `n` is the number of rollouts per call."""
         source = self.task.rollout_args if self._rollout_args is None else self._rollout_args
         given = {key: value for key, value in as_dict(source).items() if value is not None}
         return RolloutArgs({**given, "n": self.repeat_times})
@@ -128,7 +128,7 @@ class Workflow(Declared):
         self._rollout_args = value
 
     def reset(self, task: Task) -> None:
-        """Prepare for another task; replace all that depends on the old one."""
+        """Prepare for another task; replace everything that depends on the last."""
         self._forget(task)
 
     def _forget(self, task: Task) -> None:
@@ -137,7 +137,7 @@ class Workflow(Declared):
         self._rollout_args = None
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int = 0) -> None:
-        """Set the number of experiences per run and their first `run_id`."""
+        """Set how many rollouts one call makes, and their first `run_id`."""
         self.repeat_times = repeat_times
         if isinstance(self.task.rollout_args, SamplingArgs):  # for subclasses that pass these on as they are
             self.task.rollout_args.n = repeat_times
@@ -190,7 +190,7 @@ class MultiTurnWorkflow(Workflow):
         info: dict[str, Any] | None = None,
         truncate_status: TruncateStatus | None = None,
     ) -> Experience:
-        """Return the conversation as one experience, from the event loop."""
+        """Return the conversation as one experience, on the event loop."""
         experience = await self.model.convert_messages_to_experience_async(messages)
         return self._rewarded(experience, reward=reward, info=info or {}, truncate_status=truncate_status)
 
@@ -270,7 +270,7 @@ class SimpleWorkflow(Workflow):
         return reward_fn(**(declared_args(reward_fn, kind="reward_fn") | self.reward_fn_args))
 
     def format_messages(self) -> list[dict[str, Any]]:
-        """Return system prompt, prompt and reply prefix as messages to send.
+        """Return system prompt, prompt and reply prefix as messages.
 
         Raises:
             WorkflowError: the row has neither the prompt column nor the messages column.
@@ -295,7 +295,7 @@ class SimpleWorkflow(Workflow):
         return messages
 
     def offered(self, experience: Experience) -> dict[str, Any]:
-        """Return what the reward function may ask for by name.
+        """Return what the reward function may take, by argument name.
 
         A response of an author's own model may have its text alone; its tokens and `info` are then None.
         """
@@ -320,7 +320,7 @@ class SimpleWorkflow(Workflow):
         return scores_of(self.reward_fn, self.offered(experience))
 
     def score(self, responses: list[Experience]) -> list[Experience]:
-        """Return the responses that could be scored.
+        """Score responses; return those that could be scored.
 
         Reward, metrics and run number are set. A response whose scorer fails is left out, its error kept in `dropped`.
 
@@ -348,7 +348,7 @@ class SimpleWorkflow(Workflow):
         return scored
 
     def run(self) -> list[Experience]:
-        """Return one scored experience a repeat."""
+        """Return one scored experience per rollout."""
         return self.score(self.model.chat(self.format_messages(), **self._tools(), **self.rollout_args))
 
     def _tools(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ class SimpleWorkflow(Workflow):
 
 
 class BaseSimpleWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` for a class that makes one attempt a run.
+    """`SimpleWorkflow` for a class that makes one rollout per call.
 
     It says itself what it can do, as published.
     """
@@ -369,20 +369,20 @@ class BaseSimpleWorkflow(SimpleWorkflow):
 
 @WORKFLOWS.register_module("async_simple_workflow")
 class AsyncSimpleWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` on the event loop; one run returns all repeats."""
+    """`SimpleWorkflow` on the event loop; one call makes all rollouts."""
 
     arguments = {}
     is_async = True
 
     async def run_async(self) -> list[Experience]:
-        """Return one scored experience per repeat, scored off the event loop."""
+        """Return one scored experience per rollout, scored off the event loop."""
         responses = await self.model.chat_async(self.format_messages(), **self._tools(), **self.rollout_args)
         return await call_in_thread(self.score, responses)
 
 
 @WORKFLOWS.register_module("math_workflow")
 class MathWorkflow(SimpleWorkflow):
-    """`SimpleWorkflow` with defaults: a think/answer prompt, `math_reward`."""
+    """`SimpleWorkflow` with a think/answer prompt and `math_reward`."""
 
     default_system_prompt = MATH_SYSTEM_PROMPT
     default_reward_fn = "math_reward"

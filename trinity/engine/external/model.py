@@ -142,7 +142,7 @@ class ExternalModel:
         template_args: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> list[Experience]:
-        """Return `n` answers to a conversation that the server renders.
+        """Return `n` responses to a conversation that the server renders.
 
         `template_args` are sent under vLLM's names; `said` is not sent, since the server takes messages.
 

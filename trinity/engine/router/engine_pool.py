@@ -277,7 +277,7 @@ class EnginePool:
                 await self._start(index)
             # Any failure to start may be temporary: retry until no engine has served for the recovery timeout.
             except Exception as error:  # noqa: BLE001
-                logger.warning("engine %d could not be started again, next attempt in %g s: %s", index, wait_s, error)
+                logger.warning("engine %d could not be started again, next try in %g s: %s", index, wait_s, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RESTART_MAX_WAIT_S)
             else:

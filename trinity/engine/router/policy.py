@@ -1,8 +1,8 @@
 """Choice of the engine for a request: pure functions of load and identity.
 
-The samples of a group share a prompt, and the turns of a conversation share a prefix. The engine that computed a prefix
-gets the requests that extend it, unless it is overloaded; other requests go to the engine with the least load. With
-`deterministic: true` timing must have no influence, so the engine depends only on the caller's identity.
+The responses of a group share a prompt, and the turns of a conversation share a prefix. The engine that computed a
+prefix gets the requests that extend it, unless it is overloaded; other requests go to the engine with the least load.
+With `deterministic: true` timing must have no influence, so the engine depends only on the caller's identity.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class RemoteEngine:
 
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample will use."""
+        """Version of the weights that the next response will use."""
         return self._version
 
     async def prepare(self) -> None:
@@ -85,13 +85,13 @@ class RemoteEngine:
             self._vocabulary = dict(await self._call("vocabulary"))
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt."""
+        """Return `n` responses to one prompt."""
         return list(await self._call("generate", prompt, **arguments))
 
     async def chat(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[Experience]:
-        """Return `n` answers to a conversation."""
+        """Return `n` responses to a conversation."""
         return list(await self._call("chat", messages, tools=tools, **arguments))
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:

@@ -113,7 +113,7 @@ class EngineRouter:
 
     # ----------------------------------------------------------------- requests
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt.
+        """Return `n` responses to one prompt.
 
         Raises:
             EnginesLostError: no engine served for longer than `explorer.engine_recovery_timeout`.
@@ -124,7 +124,7 @@ class EngineRouter:
     async def chat(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[Experience]:
-        """Return `n` answers to a conversation; raises as `generate`."""
+        """Return `n` responses to a conversation; raises as `generate`."""
         return await self._sampled(lambda engine, given: engine.chat(messages, tools=tools, **given), arguments)
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:
@@ -227,7 +227,7 @@ class EngineRouter:
     # ------------------------------------------------------------------ weights
     @property
     def model_version(self) -> int:
-        """Version of the weights that the next sample will use."""
+        """Version of the weights that the next response will use."""
         return self._running[0].version if self._running is not None else 0
 
     async def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:

@@ -30,13 +30,13 @@ class Served(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and response."""
 
     def submit(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a call on the model's event loop."""
 
     async def chat_async(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Experience]:
-        """Return `n` answers to a conversation."""
+        """Return `n` responses to a conversation."""
 
     async def generate_async(self, prompts: Any, **kwargs: Any) -> list[Experience]:
         """Return `n` samples of each prompt."""
@@ -64,7 +64,7 @@ class Drawn(NamedTuple):
 class RunningCall:
     """A call of the model, its tokens as they are sampled, and its result.
 
-    It is cancelled when its client has gone or its time is over, and then leaves no record.
+    It is cancelled when its client has disconnected or its time is over, and then leaves no record.
 
     Args:
         request: asks for it.
@@ -108,7 +108,7 @@ class RunningCall:
             BadRequestError: the prompt was cut, or the answer has not the tool calls that were asked for.
         """
         if self._is_given_up:
-            raise BadRequestError("the client has gone", code="client_gone")
+            raise BadRequestError("the client has disconnected", code="client_gone")
         if any(exp.truncate_status == "prompt_truncated" for exp in experiences):
             raise BadRequestError(
                 "the prompt is longer than model.max_prompt_tokens; shorten the conversation or raise it",
@@ -132,7 +132,7 @@ class RunningCall:
         """Return the experiences of the call.
 
         Raises:
-            HTTPError: the client has gone, or the time is over (504).
+            HTTPError: the client has disconnected, or the time is over (504).
         """
         try:
             while not self._waiting.done():
@@ -214,10 +214,10 @@ class RunningCall:
             return
         if await self._request.is_disconnected():
             self.give_up()
-            raise HTTPError(CLIENT_GONE, "the client has gone", kind="client_error")
+            raise HTTPError(CLIENT_GONE, "the client has disconnected", kind="client_error")
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.give_up()
-            raise HTTPError(504, f"no answer within {self._timeout_s:g} s", kind="timeout_error", code="timeout")
+            raise HTTPError(504, f"no response within {self._timeout_s:g} s", kind="timeout_error", code="timeout")
 
 
 def _call(model: Served, asked: Asked) -> Coroutine[Any, Any, list[Experience]]:

@@ -52,10 +52,10 @@ _STATUSES = {
     403: "The request comes from a foreign page, or names another server.",
     408: "The body has not arrived in time.",
     413: "The body is too large.",
-    422: "The answer has not the tool calls that were asked for.",
+    422: "The response does not have the tool calls that were asked for.",
     429: "Too many requests are under way; ask again after Retry-After.",
-    503: "The engine cannot answer.",
-    504: "No answer in time.",
+    503: "The engine cannot answer the request.",
+    504: "No response in time.",
 }
 
 

@@ -46,7 +46,7 @@ def engine_routes(
         try:
             while not (await asyncio.wait({waiting}, timeout=POLL_S))[0]:
                 if await request.is_disconnected():
-                    return _refused(ConnectionError("the caller has gone"), 499)
+                    return _refused(ConnectionError("the caller has disconnected"), 499)
             return Response(waiting.result(), media_type=BYTES)
         except Exception as error:  # noqa: BLE001 - the caller handles it
             return _refused(error, 500)

@@ -28,7 +28,9 @@ def of_url(part: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(url, str):
         raise ValueError("a part of type 'image_url' needs image_url: {url: 'data:image/png;base64,...'}")
     if detail not in _DETAILS:
-        raise ValueError(f"detail {detail!r} is not available here: an image has the tokens of its size; leave it out")
+        raise ValueError(
+            f"detail {detail!r} is not available here: the size of an image sets its number of tokens; leave detail out"
+        )
     try:
         image_bytes(url)
     except UnreadableImage as error:

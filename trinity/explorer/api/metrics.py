@@ -23,12 +23,18 @@ class EndpointMetrics:
         self.refused = Counter(
             "trinity_refused_requests", "Requests that were answered with 429.", registry=self.registry
         )
-        self.gone = Counter("trinity_cancelled_requests", "Requests whose client has gone.", registry=self.registry)
+        self.gone = Counter(
+            "trinity_cancelled_requests", "Requests whose client has disconnected.", registry=self.registry
+        )
         self.under_way = Gauge("trinity_requests_under_way", "Requests under way.", registry=self.registry)
         self.prompt_tokens = Counter("trinity_prompt_tokens", "Tokens of prompts.", registry=self.registry)
         self.response_tokens = Counter("trinity_response_tokens", "Sampled tokens.", registry=self.registry)
         self.seconds = Histogram(
-            "trinity_request_seconds", "Seconds of an answer.", ("route",), buckets=_BOUNDS_S, registry=self.registry
+            "trinity_request_seconds",
+            "Seconds until a request was answered.",
+            ("route",),
+            buckets=_BOUNDS_S,
+            registry=self.registry,
         )
 
     def count(self, experiences: Sequence[Experience]) -> None:

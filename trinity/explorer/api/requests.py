@@ -104,7 +104,7 @@ class _Request(BaseModel):
         """Return the arguments of the engine's call.
 
         Args:
-            max_model_len: most tokens of prompt and answer; without `max_tokens` an answer may fill it.
+            max_model_len: most tokens of prompt and response; without `max_tokens` a response may fill it.
         """
         names = ("n", "temperature", "top_p", "top_k", "min_tokens", "seed", "ignore_eos")
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -118,11 +118,11 @@ def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _thought(item: Mapping[str, Any], where: str) -> str:
     if item.get("encrypted_content") is not None:
-        raise BadRequestError(f"{where}: a thought is read as text, not encrypted", param="input")
+        raise BadRequestError(f"{where}: reasoning must be text, not encrypted content", param="input")
     content = item.get("content")
     parts = content if isinstance(content, list) else []
     if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
-        raise BadRequestError(f"{where}: a thought has content of type 'reasoning_text'", param="input")
+        raise BadRequestError(f"{where}: the content of reasoning must have type 'reasoning_text'", param="input")
     return "".join(part["text"] for part in parts)
 
 

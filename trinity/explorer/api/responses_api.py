@@ -1,6 +1,6 @@
 """`/v1/responses`: requests as conversations, and answers.
 
-Nothing is stored: a conversation continues by its items, not by the id of an earlier answer.
+Nothing is stored: a conversation continues by its items, not by the id of an earlier response.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Service:
 class _Events(StreamingResponse):
     """A stream of events; its end, whatever it is, ends the call.
 
-    A client that does not read is one that has gone.
+    A client that does not read is one that has disconnected.
     """
 
     def __init__(self, events: AsyncIterator[str], running: RunningCall, gate: Gate) -> None:

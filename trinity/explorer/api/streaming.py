@@ -69,7 +69,7 @@ async def parts(running: RunningCall) -> AsyncIterator[AnswerPart]:
     An answer whose tool calls are checked, and one of an engine that is not watched, comes as a whole.
 
     Raises:
-        HTTPError: the call failed, its client has gone, or the whole is not what was begun (500).
+        HTTPError: the call failed, its client has disconnected, or the whole is not what was begun (500).
     """
     asked = running.asked
     choices: dict[int, _Choice] = {}
@@ -122,11 +122,11 @@ def _last(number: int, experience: Experience, choice: _Choice | None, *, is_cha
     thought = "".join(choice.thought) if choice else ""
     content, reasoning = message["content"] or "", message.get("reasoning_content") or ""
     if not reasoning.startswith(thought):  # of several thoughts the last one counts
-        logger.warning("an answer has several thoughts; its stream had the first of them")
+        logger.warning("a response has several parts of reasoning; its stream had only the first")
         reasoning = thought
     if not content.startswith(said):
-        logger.error("a stream is not the begin of its answer: %r, %r", said[-200:], content[:200])
-        raise HTTPError(500, "the stream is not the begin of the answer; ask without `stream`", kind="server_error",
+        logger.error("the streamed text is not the beginning of its response: %r, %r", said[-200:], content[:200])
+        raise HTTPError(500, "the stream does not begin the response; ask without `stream`", kind="server_error",
                         code="stream_mismatch")  # fmt: skip
     start = choice.num_sent if choice else 0
     tokens = drawn_of(number, experience)[start:]

@@ -58,13 +58,13 @@ class DistantEngine:
         """Do nothing: the parent prepares its engines."""
 
     async def generate(self, prompt: str | Sequence[int], **arguments: Any) -> list[Experience]:
-        """Return `n` samples of one prompt."""
+        """Return `n` responses to one prompt."""
         return list(await self._ask("generate", prompt, **arguments))
 
     async def chat(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[Experience]:
-        """Return `n` answers to a conversation."""
+        """Return `n` responses to a conversation."""
         return list(await self._ask("chat", messages, tools=tools, **arguments))
 
     async def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> Float[Tensor, "N"]:

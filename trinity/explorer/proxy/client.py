@@ -44,16 +44,16 @@ class ServeError(EngineError):
 
 
 class TrinityClient:
-    """Clients of the OpenAI interface, and rewards of what they were answered.
+    """OpenAI clients, and the rewards for the responses they received.
 
     Every method that asks has a form with `_async`. The calls of its OpenAI clients belong to its task and run: those
-    of one run that continue each other are one experience, and the runs of one task are a group.
+    of one run that continue each other are one experience, and the rollouts of one task are a group.
 
     Args:
         proxy_url: `http://host:port` of the service.
         api_key: token of the service; default: the environment variable `TRINITY_API_KEY`.
         task_id: name of the task; default: a random one.
-        run_id: number of the attempt at the task, from 0.
+        run_id: number of the rollout of the task, from 0.
 
     Attributes:
         task_id: as given or made.
@@ -149,7 +149,7 @@ class TrinityClient:
     def feedback(self, reward: float, msg_ids: Sequence[str] | None = None, timeout: float = 10) -> dict[str, Any]:
         """Give answers a reward; without ids, all of this task and run.
 
-        It may be sent again, also with another reward until the answers are committed.
+        It may be sent again, also with another reward until the responses are committed.
 
         Args:
             reward: a finite number.

@@ -136,7 +136,7 @@ class Committer:
         if begun is None:
             return Committed(self.state.explore_step)
         step, rows = begun
-        logger.info("explore step %d, with %d answers, was about to be committed: it is now", step, len(rows))
+        logger.info("explore step %d, with %d responses, was not fully committed: it is committed now", step, len(rows))
         if step > self.state.explore_step:
             return await self._append(step, rows)
         await self._io.call(self._record.finish, step)

@@ -19,7 +19,7 @@ def committed_experiences(rows: Sequence[Row[Any]], *, batch: str) -> list[Exper
     """Return the experiences of recorded choices.
 
     Calls of one run that continue from each other and have the same reward are one experience, in which every response
-    is trained once. A call without a task is a task of its own, whose attempts are its choices.
+    is trained once. A call without a task is a task of its own, whose rollouts are its choices.
 
     Args:
         rows: of the table `proxy_history`, with rewards, in the order of the calls.

@@ -46,7 +46,7 @@ def caller_of(task: object, run: object) -> Caller:
         raise BadRequestError(f"run_id must be an integer from 0 to {MAX_RUN}, got {run!r}", param="run_id")
     if task is None:
         if run is not None:
-            raise BadRequestError("a run_id without a task_id says nothing; give both", param="task_id")
+            raise BadRequestError("run_id needs a task_id; give both", param="task_id")
         return NO_CALLER
     if not isinstance(task, str) or _TASK.fullmatch(task) is None:
         raise BadRequestError(
@@ -123,7 +123,7 @@ class CallerModel:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer."""
+        """Most tokens of prompt and response."""
         return self._model.max_model_len
 
     def submit(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -135,7 +135,7 @@ class CallerModel:
         return self._model.words()
 
     async def chat_async(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[Experience]:
-        """Return `n` recorded answers to a conversation."""
+        """Return `n` recorded responses to a conversation."""
         return await self._recorded(self._model.chat_async(messages, **self._owner.arguments(kwargs)))
 
     async def generate_async(self, prompts: Any, **kwargs: Any) -> list[Experience]:
@@ -230,8 +230,9 @@ class CallerModels:
             self.temperature_count += 1
             if self.temperature_count == 1:
                 logger.warning(
-                    "a call asks for temperature %g: it is answered with %g, model.temperature, as all are, because "
-                    "their log-probabilities are those that the trainer computes",
+                    "a call asks for temperature %g and gets %g (model.temperature), like every call: the "
+                    "trainer computes "
+                    "log-probabilities at that temperature",
                     given["temperature"],
                     temperature,
                 )

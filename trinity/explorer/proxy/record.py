@@ -45,7 +45,7 @@ class Caller:
 
     Attributes:
         task: its name of the task; None: every answer is a task of its own.
-        run: number of the attempt at the task.
+        run: number of the rollout of the task.
     """
 
     task: str | None = None
@@ -194,7 +194,7 @@ class CallRecord:
         """
         with self._database.write() as connection:
             if message_ids is None:
-                assert caller is not None and caller.task is not None, "a feedback names answers or a run"
+                assert caller is not None and caller.task is not None, "a feedback names responses or a run"
                 rows = self._of_caller(connection, caller)
             else:
                 rows = self._of_messages(connection, list(dict.fromkeys(message_ids)))
@@ -234,7 +234,7 @@ class CallRecord:
 
     def _unknown(self, message: str) -> FeedbackError:
         return FeedbackError(
-            f"{message} here: it was answered by another server, or is one of the {self.dropped_count} dropped ones, "
+            f"{message} here: it is of another server, or is one of the {self.dropped_count} dropped ones, "
             f"or older than the last {self.limit} committed ones (explorer.rollout_model.history_limit)",
             status=404,
         )
@@ -307,7 +307,7 @@ def _refuse_second(rows: Sequence[Row[Any]], reward: float) -> None:
     for row in rows:
         if row.step is not None and row.reward != reward:
             raise FeedbackError(
-                f"answer {row.message_id!r} is committed with reward {row.reward:g} (explore step {row.step}), and "
+                f"response {row.message_id!r} is committed with reward {row.reward:g} (explore step {row.step}), and "
                 f"cannot get {reward:g}; give other msg_ids, or a run_id of its own to what came after the commit",
                 status=409,
             )

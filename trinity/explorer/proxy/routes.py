@@ -104,7 +104,7 @@ def proxy_routes(service: Serving, loop: asyncio.AbstractEventLoop) -> Callable[
 
 
 def read_feedback(body: bytes) -> tuple[float, list[str] | None, Caller | None]:
-    """Return reward, ids of answers and what they belong to, of a request.
+    """Return reward, ids of responses and what they belong to, of a request.
 
     Ids are without the prefix of their kind, such as `chatcmpl-`.
 
@@ -127,7 +127,7 @@ def read_feedback(body: bytes) -> tuple[float, list[str] | None, Caller | None]:
             raise BadRequestError("give msg_ids, or a task_id whose calls get the reward", param="msg_ids")
         return float(reward), None, caller
     if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_IDS or not all(_is_id(each) for each in ids):
-        raise BadRequestError(f"msg_ids must be a list of 1 to {MAX_IDS} ids of answers", param="msg_ids")
+        raise BadRequestError(f"msg_ids must be a list of 1 to {MAX_IDS} ids of responses", param="msg_ids")
     return float(reward), [_plain_id(each) for each in ids], None if caller == NO_CALLER else caller
 
 

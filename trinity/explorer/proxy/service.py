@@ -204,7 +204,7 @@ class ProxyService:
         self.health.refuse()
         if self._rewarded >= self._record.limit:
             raise EngineError(
-                f"{self._rewarded} rewarded answers wait for /commit, as many as the record holds "
+                f"{self._rewarded} rewarded responses wait for /commit, the most that the record holds "
                 "(explorer.rollout_model.history_limit); commit them first",
                 code="E5639",
             )
@@ -220,7 +220,7 @@ class ProxyService:
     async def _follow_once(self) -> None:
         """Let the engines take the newest weights of a trainer, if there are any.
 
-        What cannot be had is reported, and looked for again: callers are answered with the version that there is.
+        A version that cannot be loaded is reported, and tried again: callers get the version that there is.
         """
         before = self._engine.model_version
         try:
@@ -230,11 +230,11 @@ class ProxyService:
             return
         self._told = ""
         if self._engine.model_version != before:
-            logger.info("answers come from version %d of the weights now", self._engine.model_version)
+            logger.info("responses come from model version %d now", self._engine.model_version)
 
     def _tell_of(self, error: TrinityError) -> None:
         if str(error) != self._told:
             self._told = str(error)
-            logger.warning("answers still come from version %d of the weights: %s", self._engine.model_version, error)
+            logger.warning("responses still come from model version %d: %s", self._engine.model_version, error)
 
     _told = ""

@@ -37,7 +37,7 @@ class CheckOptions:
     Attributes:
         tasks: number of tasks, the first ones of a run.
         repetitions: passes over them in which leaks are looked for, at least 2.
-        timeout_s: deadline of an attempt, in seconds; that of the file if it is shorter.
+        timeout_s: deadline of a rollout, in seconds; that of the file if it is shorter.
     """
 
     tasks: int = 4
@@ -67,7 +67,7 @@ def _with(config: Config, **values: object) -> Config:
 
 
 class Checker:
-    """Attempts the tasks with every policy, and looks at what comes of it.
+    """Attempts the tasks with every policy, and checks the rollouts.
 
     Args:
         config: of the stage.
@@ -116,8 +116,8 @@ class Checker:
         async with attempts(_with(self._config, runner_per_model=2 * len(self._tasks)), engines) as make:
             at_once = await make(self._twice())
         apart = list(differences(alone, at_once))
-        way_out = "rollouts at the same time share something; give each its own, or guard it"
-        said = f"{len(at_once)} rollouts at once give what one at a time gives"
+        way_out = "rollouts that run at the same time share state; give each its own, or guard it with a lock"
+        said = f"{len(at_once)} rollouts at once have the same results as one at a time"
         self._found += _compared("concurrency", apart, of=len(alone), way_out=way_out, ok=said)
 
     async def _attempt(self, model: PolicyModel, policy: Named, make: Make) -> bool:
@@ -130,22 +130,22 @@ class Checker:
         cut = sum(any(each.truncate_status == PROMPT_CUT for each in rollout.experiences) for rollout in rollouts)
         if cut:
             text = f"{policy.name}: in {cut} of {len(rollouts)} rollouts a prompt was cut to model.max_prompt_tokens"
-            self._found.append(CheckFinding("attempts", "warning", f"{text}, and nothing of it is trained"))
+            self._found.append(CheckFinding("rollouts", "warning", f"{text}: such a rollout is not trained"))
         elif not bad:
-            self._found.append(CheckFinding("attempts", "ok", f"{policy.name}: {len(rollouts)} completed"))
+            self._found.append(CheckFinding("rollouts", "ok", f"{policy.name}: {len(rollouts)} completed"))
         if all(rollout.outcome == TIMED_OUT for rollout in rollouts):
-            text = f"{policy.name}: every rollout reaches its deadline; nothing further was looked at"
+            text = f"{policy.name}: every rollout reaches its deadline; no further checks were made"
             self._found.append(CheckFinding("timeouts", "error", text))
             return False
         return True
 
     async def _repeat(self, model: PolicyModel, make: Make) -> list[Rollout]:
-        """Look for differences between passes; return the attempts of the last."""
+        """Look for differences between passes; return the rollouts of the last."""
         chosen = next(policy for policy in self._policies if policy.name == "random")
         model.policy = chosen.policy
         first, second = await make(self._twice()), await make(self._twice())
         apart = list(differences(first, second))
-        way_out = "the same task and sample must give the same: take randomness from the task, not from the time"
+        way_out = "the same task and responses must give the same results: take randomness from the task, not the clock"
         said = f"{len(first)} rollouts give the same prompts and rewards twice"
         self._found += _compared("determinism", apart, of=len(first), way_out=way_out, ok=said)
         return second
@@ -155,7 +155,7 @@ class Checker:
         for _ in range(max(self._options.repetitions, 2)):
             await make(self._tasks)
             held.append(HeldResources.now())
-        return leaks(held, attempts=len(self._tasks))
+        return leaks(held, rollouts=len(self._tasks))
 
     def _times(self) -> Iterator[CheckFinding]:
         own = [each.seconds - each.model_seconds for rollouts in self._seen.values() for each in rollouts]
@@ -171,7 +171,7 @@ class Checker:
 
 def _failure(policy: Named, reason: str, rollouts: Sequence[Rollout], count: int) -> CheckFinding:
     outcome = rollouts[0].outcome
-    names: Mapping[str, str] = {FAILED: "attempts", TIMED_OUT: "timeouts", REJECTED: "rewards"}
+    names: Mapping[str, str] = {FAILED: "rollouts", TIMED_OUT: "timeouts", REJECTED: "rewards"}
     # A scorer that says that it cannot score is counted in a run, and a conversation may outgrow a model.
     is_mild = reason.startswith("reward:") or TOO_LONG in reason
     text = f"{policy.name}: {len(rollouts)} of {count} {outcome}: {reason}"

@@ -10,14 +10,14 @@ SHOWN = 60
 
 
 def differences(first: Sequence[Rollout], second: Sequence[Rollout]) -> Iterator[str]:
-    """Yield in which attempts two passes differ, and where.
+    """Yield in which rollouts two passes differ, and where.
 
-    An attempt that failed in both is the same: why it failed is said elsewhere.
+    A rollout that failed in both is the same: why it failed is said elsewhere.
     """
     for one, other in zip(first, second, strict=True):
         said = _difference(one, other)
         if said:
-            yield f"task {one.task} (row {one.row}), run {one.run}: {said}"
+            yield f"task {one.task} (row {one.row}), rollout {one.run}: {said}"
 
 
 def _difference(one: Rollout, other: Rollout) -> str:

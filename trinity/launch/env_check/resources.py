@@ -14,7 +14,7 @@ from trinity.utils.memory import shown_bytes
 
 PROC = Path("/proc/self")
 NOTED_BYTES = 1 << 20
-"""Growth of an attempt from which on memory is worth a warning."""
+"""Growth per rollout from which on memory is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def _resident_bytes() -> int:
     return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.is_file() else 0
 
 
-def leaks(held: Sequence[HeldResources], *, attempts: int) -> Iterator[CheckFinding]:
+def leaks(held: Sequence[HeldResources], *, rollouts: int) -> Iterator[CheckFinding]:
     """Yield what grows from one repetition to the next.
 
     Args:
         held: after each repetition, the first one as a warm-up.
-        attempts: of one repetition.
+        rollouts: number of them in one repetition.
     """
     first, last, steps = held[0], held[-1], len(held) - 1
     grown = {
@@ -63,16 +63,16 @@ def leaks(held: Sequence[HeldResources], *, attempts: int) -> Iterator[CheckFind
         "child processes": last.children - first.children,
     }
     for what, count in grown.items():
-        made = f"{count} more {what} after {steps * attempts} rollouts"
+        made = f"{count} more {what} after {steps * rollouts} rollouts"
         if count >= steps:
             yield CheckFinding("leaks", "error", f"{made}: close them at the end of a rollout, or share one")
         else:
             yield CheckFinding("leaks", "ok", made if count > 0 else f"{what}: as many as before")
     sizes = [each.memory_bytes for each in held]
-    each_bytes = (sizes[-1] - sizes[0]) / (steps * attempts)
+    each_bytes = (sizes[-1] - sizes[0]) / (steps * rollouts)
     is_steady = all(after > before for before, after in zip(sizes, sizes[1:], strict=False))
-    said = f"memory: {shown_bytes(max(each_bytes, 0.0))} more a rollout"
+    said = f"memory: {shown_bytes(max(each_bytes, 0.0))} more per rollout"
     if is_steady and each_bytes >= NOTED_BYTES:
-        yield CheckFinding("leaks", "warning", f"{said}, with every repetition; what is kept between rollouts grows")
+        yield CheckFinding("leaks", "warning", f"{said}, in every repetition: something is kept between rollouts")
     else:
         yield CheckFinding("leaks", "ok", said)

@@ -24,7 +24,7 @@ def reward_findings(policies: Sequence[Named], seen: Mapping[str, Sequence[Rollo
         yield CheckFinding("rewards", "ok", f"finite, {low:g} to {high:g}")
     oracles = [policy.name for policy in policies if policy.has_truth and policy.name in means]
     if not oracles:
-        yield CheckFinding("rewards", "ok", "the rows have no answers to compare with")
+        yield CheckFinding("rewards", "ok", "the rows have no truth to compare with")
         return
     best = max(oracles, key=lambda name: means[name])
     others = [name for name in means if name not in oracles]
@@ -33,8 +33,9 @@ def reward_findings(policies: Sequence[Named], seen: Mapping[str, Sequence[Rollo
         yield CheckFinding(
             "rewards",
             "warning",
-            f"the row's own answer gets {means[best]:.4g} on average, not more than {highest}, which gets "
-            f"{means[highest]:.4g}; see that the reward reads the answer, or that one answer can be right at all",
+            f"the truth of the row, as a response, gets {means[best]:.4g} on average, not more than "
+            f"{highest}, which gets "
+            f"{means[highest]:.4g}; look whether the reward function reads the response and compares it with the truth",
         )
     else:
         yield CheckFinding("rewards", "ok", f"{best} gets the most, {means[best]:.4g} on average")

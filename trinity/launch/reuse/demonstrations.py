@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """A stored rollout as an answer to a prompt.
+    """A stored rollout as a response to a prompt.
 
     Attributes:
         prompt: what was sent.
@@ -66,7 +66,7 @@ Choose = Callable[[list[Answer]], Iterator[dict[str, Any]]]
 
 
 def best_answers(*, number: int, least_reward: float | None) -> Choose:
-    """Return what chooses the best answers to a task.
+    """Return what chooses the best responses to a task.
 
     Args:
         number: of answers to a task, at most.
@@ -83,7 +83,7 @@ def best_answers(*, number: int, least_reward: float | None) -> Choose:
 
 
 def best_and_worst(*, least_gap: float) -> Choose:
-    """Return what pairs the best answer to a task with the worst.
+    """Return what pairs the best response to a task with the worst.
 
     Args:
         least_gap: smallest difference of their rewards; equal ones are never paired.
@@ -168,6 +168,6 @@ def _conversation(experience: Experience, tasks: PastTasks) -> tuple[list[Messag
         return experience.messages[:-1], experience.messages[-1]
     prompt = with_data_uris(tasks.workflow(experience).format_messages())
     text = experience.response_text or ""
-    if prompt and prompt[-1]["role"] == "assistant":  # the beginning of the answer was given
+    if prompt and prompt[-1]["role"] == "assistant":  # the beginning of the response was given
         text = str(prompt.pop()["content"]) + text
     return prompt, {"role": "assistant", "content": text}

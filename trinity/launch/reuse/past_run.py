@@ -62,7 +62,7 @@ class PastRun:
 
         Raises:
             ConfigErrors: a value that its key cannot have.
-            AddressError: what is at an address cannot be had.
+            AddressError: what is at an address cannot be fetched.
         """
         values = self._written()
         for override in overrides:

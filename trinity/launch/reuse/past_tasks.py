@@ -105,7 +105,7 @@ class PastTasks:
         kind = self._task(experience)[1].workflow
         if not issubclass(kind, SimpleWorkflow):
             raise ConfigError(
-                f"the workflow {kind.__name__} makes its prompts itself: its rollouts cannot be used again so",
+                f"the workflow {kind.__name__} makes its prompts itself: its rollouts cannot be used again in this way",
                 code="E1925",
             )
         return self._of(experience, kind)
@@ -165,7 +165,7 @@ class PastTasks:
             names = ", ".join(f"{each.config.name!r} ({len(each)} rows)" for each in self._readers.values())
             raise DataError(
                 f"experience {experience.eid.uid} names no row of the run's tasksets, {names}: only rollouts of a "
-                "taskset that is still there can be used again so",
+                "taskset that is still there can be used again in this way",
                 code="E4073",
             )
         found = self._last  # scorers of several tasks ask beside each other

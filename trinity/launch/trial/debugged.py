@@ -26,7 +26,7 @@ class Debugged:
     """What came of the task.
 
     Attributes:
-        rollouts: its attempts.
+        rollouts: those of the task.
         words: text of each token id.
     """
 

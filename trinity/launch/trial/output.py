@@ -1,4 +1,4 @@
-"""Files that attempts leave where the user asks for them."""
+"""Files of trial rollouts, where the user asks for them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write_rollouts(file: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def _identified(rollout: Rollout) -> Iterator[Experience]:
-    """Yield the experiences, with an identity also where the attempt failed."""
+    """Yield the experiences, with an identity also where the rollout failed."""
     for step, experience in enumerate(rollout.experiences):
         if not rollout.is_completed:
             eid = EID(BATCH, rollout.task, rollout.run, step, experience.eid.suffix)

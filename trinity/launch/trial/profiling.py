@@ -1,4 +1,4 @@
-"""Where an attempt spends its time.
+"""Where a rollout spends its time.
 
 VizTracer, if it is installed, writes a page with every call. Otherwise the stacks of all threads are looked at every
 few milliseconds, and the part that belongs to the workflow is counted by function and line.
@@ -71,13 +71,13 @@ class StackSampler:
         self._stopped.set()
         self._thread.join()
         lines = [
-            f"{self._all} looks at running code of the workflow, one every {INTERVAL_S * 1000:g} ms; where it awaits "
-            "something, it does not run. Install viztracer for a page with every call.",
+            f"{self._all} samples of the running code of the workflow, one every {INTERVAL_S * 1000:g} ms; time in "
+            "which it awaits something is not in them. Install viztracer for a page with every call.",
             "",
-            "share of the looks  function (with what it calls)",
+            "share of samples    function (with what it calls)",
             *self._table(self._within),
             "",
-            "share of the looks  line (alone)",
+            "share of samples    line (alone)",
             *self._table(self._at),
         ]
         return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Attempted tasks as data: prompts, answers, scores, tokens and times."""
+"""Trial rollouts as data: prompts, responses, scores, tokens and times."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ COMPLETED, FAILED, TIMED_OUT, REJECTED = "completed", "failed", "timed out", "re
 
 @dataclass(frozen=True)
 class Rollout:
-    """One attempt at a task.
+    """One rollout of a task.
 
     Attributes:
-        row: number of the row in the task set.
+        row: number of the row in the taskset.
         task: number of the task in this call.
-        run: number of the attempt at it.
+        run: number of the rollout among those of its task.
         outcome: `completed`, `failed`, `timed out` or `rejected`.
         reason: why it is not completed, with file and line of the user's code; empty if it is.
-        experiences: what would be trained on; of an attempt that is not completed, what the model answered in it.
-        seconds: duration of the attempt. A workflow that repeats itself makes all attempts at a task in one.
+        experiences: what would be trained on; of a rollout that is not completed, the responses until then.
+        seconds: duration of the rollout. A workflow may make all rollouts of a task in one call: then of all.
         model_seconds: seconds within it in which a call of a model was under way, those at the same time counted each.
         call_count: calls of models.
     """
@@ -86,12 +86,12 @@ def _turn(experience: Experience, *, has_tokens: bool) -> dict[str, Any]:
 
 
 def rollout_of(result: RolloutResult, task: Task, calls: Sequence[Sequence[RecordedCall]]) -> Rollout:
-    """Return the attempt that ended with `result`.
+    """Return the rollout that ended with `result`.
 
     Args:
         result: of the scheduler.
         task: the task that was attempted.
-        calls: of each model, the rollout model first, in all attempts.
+        calls: of each model, the rollout model first, in all rollouts.
     """
     own = [call for model in calls for call in model if call.is_of(result.task, result.run)]
     outcome = result.outcome

@@ -1,4 +1,4 @@
-"""Engines of a configuration without a run, and attempts at its tasks."""
+"""Engines of a configuration without a run, and rollouts of its tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = get_logger("launch")
 
 BATCH = 1
-"""The explore step whose samples the attempts have: those of a run's first step."""
+"""The explore step whose random numbers the rollouts have: a run's first step."""
 LOOP_GRACE_S = 10.0
 RUNNERS_END_S = 1.0
 RUNNER_THREAD = "runner_"
@@ -55,8 +55,8 @@ def first_tasks(config: Config, count: int, *, repeat_times: int = 1) -> list[Ta
 
     Args:
         config: of the stage.
-        count: most tasks; a smaller task set gives fewer.
-        repeat_times: attempts at each.
+        count: most tasks; a smaller taskset gives fewer.
+        repeat_times: rollouts of each.
 
     Raises:
         DataError: the dataset cannot be used.
@@ -78,7 +78,7 @@ def first_tasks(config: Config, count: int, *, repeat_times: int = 1) -> list[Ta
 async def attempts(
     config: Config, engines: Sequence[InferenceModel]
 ) -> AsyncIterator[Callable[[Sequence[Task]], Awaitable[list[Rollout]]]]:
-    """Give a function that attempts tasks and returns every attempt.
+    """Give a function that attempts tasks and returns every rollout.
 
     Each is made once, under `explorer.max_timeout`, by as many runners as the configuration gives one engine; they are
     the same for all calls.
@@ -120,6 +120,6 @@ def _wait_for_runners() -> None:
 
 
 async def attempted(config: Config, engines: Sequence[InferenceModel], tasks: Sequence[Task]) -> list[Rollout]:
-    """Return every attempt at the tasks, by task and run; see `attempts`."""
+    """Return every rollout of the tasks, by task and run; see `attempts`."""
     async with attempts(config, engines) as make:
         return await make(tasks)

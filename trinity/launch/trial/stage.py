@@ -159,7 +159,7 @@ def _no_stage(able: Sequence[StagePlan], name: str | None, what: str, way_out: s
 def alone(config: Config) -> Config:
     """Return a configuration for one engine of each model, beside no trainer.
 
-    Runners are threads, and every attempt is made once. Without a GPU an engine of vLLM becomes the torch engine.
+    Runners are threads, and no rollout is retried. Without a GPU an engine of vLLM becomes the torch engine.
     """
     explorer = config.explorer
     update = {

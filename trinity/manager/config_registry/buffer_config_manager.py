@@ -1,6 +1,6 @@
 """The fields of tasks, experiences and their processing.
 
-A parameter of one's own is registered here as in the guide, with Streamlit's `st` and `CONFIG_GENERATORS`.
+Register your own parameters here as in the guide, with Streamlit's `st` and `CONFIG_GENERATORS`.
 """
 
 import streamlit as st

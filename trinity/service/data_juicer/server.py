@@ -88,7 +88,7 @@ class Server(http.server.ThreadingHTTPServer):
             self.jobs.get().run()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the caller has gone."""
+        """Say nothing: the caller has disconnected."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -92,7 +92,7 @@ def fetch(
         patience: bounds every wait; None: the default.
 
     Raises:
-        AddressError: it cannot be had; the code says why.
+        AddressError: it cannot be fetched; the code says why.
     """
     patience = patience or Patience()
     place = _Place(address, tuple(patterns) if patterns is not None else None)

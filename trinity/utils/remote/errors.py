@@ -22,7 +22,7 @@ _NO_CLIENT_WORDS = ("libhdfs", "libjvm", "HADOOP_HOME", "CLASSPATH")
 
 
 class AddressError(EnvironmentProblem):
-    """A file elsewhere cannot be had, or nothing can be put there."""
+    """A file elsewhere cannot be fetched, or nothing can be put there."""
 
 
 class Interrupted(Exception):
@@ -41,7 +41,7 @@ def system_cause(error: BaseException) -> BaseException:
 
 
 def refusal(error: BaseException, what: str) -> AddressError | None:
-    """Return an error that trying again does not mend; None: it may.
+    """Return an error that trying again does not correct; None: it may.
 
     Args:
         error: what the client raised.
@@ -56,7 +56,7 @@ def refusal(error: BaseException, what: str) -> AddressError | None:
         return AddressError(f"{what} does not exist; look at the address", code="E3610")
     if isinstance(cause, PermissionError) or status in _DENIED_STATUS or name in _DENIED_NAMES:
         return AddressError(
-            f"{what} is not given to this process ({reason(cause)}); give it the keys of an account that may, in the "
+            f"access to {what} is denied ({reason(cause)}); give this process the keys of an account that may, in the "
             "environment or the files that the store's own tools read",
             code="E3611",
         )

@@ -59,7 +59,7 @@ class Patience:
             ask: may be called several times.
 
         Raises:
-            AddressError: it cannot be had, or does not answer.
+            AddressError: it cannot be fetched, or does not answer.
         """
         for number in range(1, self.attempts + 1):
             try:

@@ -32,7 +32,7 @@ def transfer(source: Source, file: RemoteFile, target: Path, patience: Patience)
     It is written to `<target>.part`, which a later call continues, and gets its name when it is whole.
 
     Raises:
-        AddressError: it cannot be had (E3610 to E3614), is not whole (E3615), or has another hash than the store
+        AddressError: it cannot be fetched (E3610 to E3614), is not whole (E3615), or has another hash than the store
             states (E3616).
         Changed: the store has another content now.
     """

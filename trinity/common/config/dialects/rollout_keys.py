@@ -90,7 +90,7 @@ ROLLOUT_KEYS: tuple[ForeignKey, ...] = (
     refused(f"{_ROLLOUT}.engine_kwargs.trtllm", "TensorRT-LLM is no engine here", "write vllm", is_section=True),
     refused(
         f"{_ROLLOUT}.multi_turn",
-        "a veRL file has one answer a prompt here",
+        "a veRL file has one response per prompt here",
         "write a workflow of several turns, and our own file",
         switched=_TURNS,
     ),
@@ -109,7 +109,7 @@ ROLLOUT_KEYS: tuple[ForeignKey, ...] = (
     refused(f"{_ROLLOUT}.quantization", "an engine has the weights that are trained", "remove it"),
     refused(f"{_ROLLOUT}.quantization_config_file", "an engine has the weights that are trained", "remove it"),
     refused(
-        f"{_ROLLOUT}.disaggregation", "prompts and answers are computed by one engine", "remove it", is_section=True
+        f"{_ROLLOUT}.disaggregation", "prompts and responses are computed by one engine", "remove it", is_section=True
     ),
     harmless(f"{_ROLLOUT}.prometheus", "metrics are in `metrics.jsonl`", is_section=True),
     harmless(f"{_ROLLOUT}.profiler", "there is no profiler", is_section=True),

@@ -20,7 +20,7 @@ _ADVANTAGE = "algorithm.advantage_fn_args"
 _PENALTY = "algorithm.kl_penalty_fn_args"
 _TREE = "trainer.trainer_config"
 _GLOBAL = "experiences of all workers, divided by them"
-_ALL_KEPT = "every rollout is in the database of the run, and every evaluated answer in its folder"
+_ALL_KEPT = "every rollout is in the database of the run, and every evaluated response in its folder"
 _OVERLONG = ("enable", "len", "penalty_factor", "log")
 VETO = "rollout_token_veto_threshold"
 """Key of `algorithm.rollout_correction` in veRL 0.6 and 0.7."""

@@ -102,7 +102,7 @@ def resolve_arguments(resolution: Resolution, chosen: Chosen, of_type: Mapping[s
             f"the defaults of algorithm_type {resolution.config.algorithm.algorithm_type} give `{chosen.name}` an "
             f"argument `{stray[0]}`, which it does not have; known: {', '.join(_names(entry)) or 'none'}",
             involves=(KEYS.algorithm.algorithm_type,),
-            suggestion=f"mend `{last_part(chosen.args)}` in its `default_config`",
+            suggestion=f"correct `{last_part(chosen.args)}` in its `default_config`",
         )
     resolution.derive(chosen.args, check_arguments(resolution, chosen, of_type), f"defaults of {chosen.name}")
 

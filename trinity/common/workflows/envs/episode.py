@@ -1,7 +1,7 @@
 """The base of workflows in which an environment answers the model.
 
-An attempt opens the environment, plays until it is done or the steps are used up, and closes it, whatever happens. An
-environment that fails is a failure of the attempt (E5132), never a reward.
+A rollout opens the environment, plays until it is done or the steps are used up, and closes it, whatever happens. An
+environment that fails is a failure of the rollout (E5132), never a reward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS, DONE, INVALID = "env_rounds", "env_done", "env_invalid_actions"
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment says to an answer of the model.
+    """What an environment says to a response of the model.
 
     Attributes:
         text: the next message to the model.
@@ -41,31 +41,31 @@ class Reply:
 
 
 class Game(ABC):
-    """One attempt within an environment.
+    """One rollout within an environment.
 
-    `reward` is that of the attempt so far, and `metrics` are its own numbers.
+    `reward` is that of the rollout so far, and `metrics` are its own numbers.
     """
 
     reward: float = 0.0
 
     @abstractmethod
     def begin(self) -> str:
-        """Start the attempt; return the first message to the model."""
+        """Start the rollout; return the first message to the model."""
 
     @abstractmethod
     def answer(self, text: str) -> Reply:
-        """Do what the model's answer says."""
+        """Do what the model's response says."""
 
     def end(self, is_done: bool) -> None:  # noqa: B027  most games have nothing to do
         """Learn that no further answer comes; the environment may not be done."""
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers of the attempt beyond those of every episode."""
+        """Return numbers of the rollout beyond those of every episode."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the attempt holds."""
+        """Release what the rollout holds."""
 
 
 class OfEnvironment(Workflow):
@@ -97,8 +97,8 @@ class OfEnvironment(Workflow):
 class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
     """Base of workflows that are one conversation with an environment.
 
-    A subclass defines `open`, and its system prompt. The experience of an attempt has the tokens that were sampled; it
-    is one if the chat template continues the conversation, else as many as have to be. The attempt ends when the
+    A subclass defines `open`, and its system prompt. The experience of a rollout has the tokens that were sampled; it
+    is one if the chat template continues the conversation, else as many as have to be. The rollout ends when the
     environment is done, after `max_steps` answers, when an answer was cut at its longest length, or when the
     conversation no longer fits into `model.max_model_len`.
     """
@@ -109,7 +109,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
 
     @property
     def max_steps(self) -> int:
-        """Most answers of an attempt."""
+        """Most responses of a rollout."""
         return int(self.workflow_args[self.steps_argument])
 
     def open(self) -> Game:
@@ -121,7 +121,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
         raise WorkflowError(f"{type(self).__name__} must define open()")
 
     def run(self) -> list[Experience]:
-        """Return the experiences of one attempt."""
+        """Return the experiences of one rollout."""
         from trinity.common.workflows.envs.turns import finished
 
         with self.opened() as game:
@@ -185,7 +185,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
 
 @contextmanager
 def failures_named(workflow: Workflow) -> Iterator[None]:
-    """Make errors of an environment failures of the attempt.
+    """Make errors of an environment failures of the rollout.
 
     Raises:
         WorkflowError: whatever the environment raised (E5132).

@@ -1,4 +1,4 @@
-"""The turns of a conversation as experiences of one attempt."""
+"""The turns of a conversation as experiences of one rollout."""
 
 from __future__ import annotations
 

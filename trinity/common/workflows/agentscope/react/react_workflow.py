@@ -26,7 +26,7 @@ def final_result() -> type[BaseModel]:
 
 
 class ReActWorkflow(AgentScopeWorkflow):
-    """Base: one attempt is one reply of an agent."""
+    """Base: one rollout is one reply of an agent."""
 
     system_prompt = ""
     max_turns = MAX_ITERS

@@ -57,9 +57,9 @@ class Playthrough(Household):
 
 @WORKFLOWS.register_module("RAFT_alfworld_workflow")
 class RAFTAlfworldWorkflow(EpisodeWorkflow):
-    """A household task of ALFWorld of which only a success is learned.
+    """A household task of ALFWorld; only successes are trained.
 
-    A success is a game that was won with all replies in their form. Any other attempt is an experience whose tokens are
+    A success is a game that was won with all replies in their form. Any other rollout is an experience whose tokens are
     masked, so that its metrics `success`, `reward` and `steps` count.
     """
 
@@ -74,7 +74,7 @@ class RAFTAlfworldWorkflow(EpisodeWorkflow):
         return Playthrough(game_file(self), max_same=MAX_SAME)
 
     def run(self) -> list[Experience]:
-        """Return the experiences of one attempt."""
+        """Return the experiences of one rollout."""
         from trinity.common.workflows.envs.turns import finished, without_actions
 
         with self.opened() as game:

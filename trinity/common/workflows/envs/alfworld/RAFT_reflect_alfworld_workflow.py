@@ -1,4 +1,4 @@
-"""ALFWorld with a second attempt that has seen the first.
+"""ALFWorld with a second try that has seen the first.
 
 Its success is learned as if it had not.
 """
@@ -28,16 +28,16 @@ AGAIN = (
 
 @WORKFLOWS.register_module("RAFT_reflect_alfworld_workflow")
 class RAFTReflectAlfworldWorkflow(RAFTAlfworldWorkflow):
-    """`RAFTAlfworldWorkflow` that tries again, knowing the first attempt.
+    """`RAFTAlfworldWorkflow` with a second try that sees the first.
 
-    The second attempt is learned as a conversation without the first, if all its replies have their form and it got
+    The second try is learned as a conversation without the first, if all its replies have their form and it got
     more reward, or won in fewer steps. A first success is learned as it is; a first win without the form is not.
     """
 
     arguments = {}  # it reads those of its base
 
     def run(self) -> list[Experience]:
-        """Return the experiences of the attempt from which something is learned."""
+        """Return the experiences of the try from which something is learned."""
         from trinity.common.workflows.envs.turns import finished, without_actions
 
         with self.opened() as game:

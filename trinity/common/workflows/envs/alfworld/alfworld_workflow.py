@@ -43,7 +43,7 @@ class AlfworldWorkflow(EpisodeWorkflow):
 
 @WORKFLOWS.register_module("step_wise_alfworld_workflow")
 class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
-    """`AlfworldWorkflow` with an experience a step, ready for `gigpo`.
+    """`AlfworldWorkflow` with one experience per step, for `gigpo`.
 
     `info` has `env_state_hash`, the hash of what the step saw, and `step_reward`, the score that the step gave.
     """
@@ -54,7 +54,7 @@ class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
 
     @property
     def max_step_num(self) -> int:
-        """Most steps of an attempt."""
+        """Most steps of a rollout."""
         return int(self.workflow_args["max_env_steps"])
 
     def run(self) -> list[Experience]:
@@ -81,7 +81,7 @@ class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
         return experiences
 
     def step(self, step_num: int) -> bool:
-        """Ask for an action and do it; return whether the attempt continues."""
+        """Ask for an action and do it; return whether the rollout continues."""
         seen = self.said
         self.messages.append({"role": "user", "content": seen})
         (answer,) = self.model.chat(self.messages, **(self.rollout_args | {"n": 1}))
@@ -97,7 +97,7 @@ class StepWiseAlfworldWorkflow(OfEnvironment, RewardPropagationWorkflow):
         return not reply.is_done
 
     def reward(self, exps: list[Experience]) -> float:
-        """Return the reward of the attempt."""
+        """Return the reward of the rollout."""
         return self.game.reward
 
 

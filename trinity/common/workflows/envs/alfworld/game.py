@@ -21,7 +21,7 @@ NOTHING = "Nothing happens."
 def start_game(path: str) -> Any:
     """Return the TextWorld environment of a game file, with readable names.
 
-    ALFWorld's handcoded expert is left out: nothing reads its plan, and it may raise in the middle of an attempt.
+    ALFWorld's handcoded expert is left out: nothing reads its plan, and it may raise in the middle of a rollout.
     """
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
@@ -37,7 +37,7 @@ class Household(Game):
 
     Args:
         path: the game file.
-        lost: reward of an attempt that does not end.
+        lost: reward of a rollout that does not end.
     """
 
     def __init__(self, path: str, *, lost: float) -> None:

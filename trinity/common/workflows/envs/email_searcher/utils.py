@@ -1,6 +1,6 @@
 """The mails of a database: search and reading.
 
-The connection is one's own and cannot write.
+The connection is not shared and cannot write.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class MailSearch(Game):
 
 @WORKFLOWS.register_module("email_search_workflow")
 class EmailSearchWorkflow(EpisodeWorkflow):
-    """A question to an inbox, answered by searching and reading mails.
+    """A question about an inbox, answered by searching and reading mails.
 
     The row has the question and `answer`, `message_ids`, `inbox_address` and `query_date`; the database is
     `workflow_args.database_path`, else the environment variable `DEFAULT_EMAIL_DB_PATH`. The first auxiliary model

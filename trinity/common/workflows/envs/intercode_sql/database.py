@@ -34,7 +34,7 @@ class ReadOnlyDatabase:
         if not path.is_file():
             raise FileNotFoundError(f"there is no database {path}")
         self.timeout_s, self.max_rows, self._deadline = timeout_s, max_rows, float("inf")
-        # The runner's thread opens and closes it; an attempt that is abandoned may be closed by another.
+        # The runner's thread opens and closes it; a rollout that is abandoned may be closed by another.
         uri = f"{path.resolve().as_uri()}?mode=ro"
         self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)

@@ -92,7 +92,7 @@ def solutions(board: Board, most: int = 2) -> list[Board]:
 
 @functools.lru_cache(maxsize=1024)
 def puzzle_of(size: int, seed: int, difficulty: str) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of the puzzle of a seed, which all attempts share."""
+    """Return the rows of the puzzle of a seed, which all rollouts share."""
     return tuple(map(tuple, SudokuGenerator(size, seed).generate(difficulty)[0]))
 
 

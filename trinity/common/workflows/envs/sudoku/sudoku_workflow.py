@@ -40,7 +40,7 @@ class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
     """A Sudoku, filled in over several steps, each with its own reward.
 
     1 for the step that solves it, 0 for one that continues, and -1 for one that cannot be read or breaks a rule, which
-    ends the attempt. The puzzle is the row's column `puzzle`; without one it is made from the row's `seed`, the size
+    ends the rollout. The puzzle is the row's column `puzzle`; without one it is made from the row's `seed`, the size
     and the difficulty. A full board that breaks no rule is a solution.
     """
 
@@ -57,7 +57,7 @@ class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
 
     @property
     def max_step_num(self) -> int:
-        """Most steps of an attempt."""
+        """Most steps of a rollout."""
         return int(self.workflow_args["max_steps"])
 
     def run(self) -> list[Experience]:
@@ -88,7 +88,7 @@ class SudokuWorkflow(OfEnvironment, StepWiseRewardWorkflow):
         return board
 
     def step(self, step_num: int) -> bool:
-        """Ask for cells and fill them in; return whether the attempt continues."""
+        """Ask for cells and fill them in; return whether the rollout continues."""
         before = self.render_board()
         size = len(self.board)
         prompt = PROMPT.format(

@@ -29,7 +29,7 @@ class Shopping(Game):
     """One purchase; the reward is how well the thing fits, from 0 to 1.
 
     Products, goals and search engine need some 15 GB with all products. They are loaded once a process and shared: the
-    attempts differ in the name of their session.
+    rollouts differ in the name of their session.
 
     Args:
         session: number of the goal.
