@@ -17,8 +17,10 @@ from statistics import mean
 
 from tests.example_runs import job_of, metrics_of, place_of_runs, prepare, train
 from tests.examples import BY_SCRIPT, EXAMPLES, FOLDERS
+from trinity.summary.canvas import drawn
 from trinity.summary.facts import CURVE_NAME
-from trinity.summary.picture import Curve, Panel, drawn
+from trinity.summary.picture import Curve, Panel
+from trinity.summary.words import Text
 
 PAGES = (EXAMPLES / "README.md", EXAMPLES / "README.zh.md")
 LONGEST_S = 3600.0
@@ -40,10 +42,11 @@ def curve_of(name: str, job: Path) -> bytes:
         if VERSION in line:
             values[str(line["actor"])][line[VERSION]].append(line.get(ACCURACY, line[REWARD]))
     curves = [
-        Curve(actor, [(version, mean(found)) for version, found in sorted(of.items())], has_dots=True)
+        Curve(Text(actor, actor), [(version, mean(found)) for version, found in sorted(of.items())], has_dots=True)
         for actor, of in values.items()
     ]
-    return drawn([Panel(f"{name}: right answers by training step of the weights", curves, bounds=(0.0, 1.0))])
+    title = Text(f"{name}: right answers by training step", f"{name}：各训练步的正确回答")
+    return drawn([Panel(title, curves, bounds=(0.0, 1.0))], is_chinese=False)
 
 
 def main(words: list[str]) -> int:
