@@ -62,14 +62,14 @@ def _held(more: dict[str, str]) -> int:
 
 @on_linux
 def test_threads_use_the_memory_that_others_have_freed() -> None:
-    assert 140 < _held(allocator_variables({})) < 160
+    assert 140 < _held(allocator_variables({})) < 220  # a small piece may stand where one of 28 MiB would fit
 
 
 @on_linux
 @pytest.mark.skipif(not allocator_variables({}), reason="this C library joins freed pieces by itself")
 def test_an_older_c_library_holds_more_without_the_settings() -> None:
     in_one_pool, in_pools_of_threads = _held({}), _held({ARENAS_VARIABLE: "8"})  # what the user set stays
-    assert 200 < in_one_pool < 500 < in_pools_of_threads
+    assert 300 < in_one_pool < 500 < in_pools_of_threads
 
 
 def test_what_the_user_set_of_the_c_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
