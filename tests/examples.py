@@ -43,6 +43,12 @@ def full_size(folder: Path) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
+def full_size_configurations(folder: Path) -> list[Path]:
+    """Return the configurations that a README runs at full size."""
+    lines = _blocks(folder)[1].splitlines()
+    return [ROOT / line.removeprefix(RUN).split()[0] for line in lines if line.startswith(RUN)]
+
+
 def preparation() -> ModuleType:
     """Return the module `examples/prepare.py`."""
     return loaded("prepare")

@@ -3,25 +3,22 @@
 #
 #   bash examples/async_gsm8k/run.sh [FOLDER [OPTIONS FOR ALL THREE]]
 #
-# On a CPU the three files run as they are but for paths and sizes: a tiny model, two-digit additions. Set
+# On a CPU the three files run as they are but for paths and sizes: the tiny model and sums of examples/prepare.py. Set
 # TRINITY_MODEL_PATH, TRINITY_TASKSET_PATH and TRINITY_NEW_TASKSET_PATH for your own, and SIZES to what fits them.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:-async_gsm8k}
 shift || true
 trinity=${TRINITY:-trinity}
+tiny=$PWD/tiny/sums
 
 mkdir -p "$folder"
 cd "$folder"
-if [ -z "${TRINITY_MODEL_PATH:-}" ]; then
-    $trinity quickstart --dir . --prepare-only
-    $trinity run --quiet --config "$here/warmup.yaml"
-    steps=$(cat checkpoints/async_gsm8k/warmup/latest_checkpointed_iteration.txt)
-    export TRINITY_MODEL_PATH=$PWD/checkpoints/async_gsm8k/warmup/global_step_$steps/actor/huggingface
-fi
+export TRINITY_MODEL_PATH=${TRINITY_MODEL_PATH:-$tiny/model}
 if [ -z "${TRINITY_TASKSET_PATH:-}" ]; then
-    head -n 480 data/train.jsonl >first.jsonl
-    tail -n 240 data/train.jsonl >second.jsonl
+    [ -d "$tiny" ] || { echo "$tiny is missing; run: python examples/prepare.py sums" >&2; exit 1; }
+    head -n 384 "$tiny/tasks/train.jsonl" >first.jsonl
+    tail -n 128 "$tiny/tasks/train.jsonl" >second.jsonl
     export TRINITY_TASKSET_PATH=$PWD/first.jsonl TRINITY_NEW_TASKSET_PATH=$PWD/second.jsonl
 fi
 

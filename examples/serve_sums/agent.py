@@ -39,7 +39,8 @@ async def main(url: str, file: str, steps: int) -> None:
         rows = [json.loads(line) for line in lines]
     service = TrinityClient(url)
     await service.wait_until_alive_async(DEADLINE_S)
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=os.environ["TRINITY_API_KEY"], max_retries=0) as client:
+    settings = {"base_url": f"{url}/v1", "api_key": os.environ["TRINITY_API_KEY"]}
+    async with openai.AsyncOpenAI(**settings, max_retries=0, timeout=DEADLINE_S) as client:
         for step in range(steps):
             async with asyncio.timeout(DEADLINE_S):
                 while (now := await service.get_metrics_async())["model_version"] < step:

@@ -3,9 +3,9 @@
 #
 #   bash examples/serve_sums/run.sh [FOLDER [OPTIONS FOR BOTH]]
 #
-# On a CPU the two files run as they are but for sizes: a tiny model, two-digit additions. Set TRINITY_MODEL_PATH and
-# TRINITY_TASKSET_PATH for your own, SIZES to what fits them, STEPS to the number of commits, and PYTHON to the Python
-# of trinity.
+# On a CPU the two files run as they are but for sizes: the tiny model and sums of examples/prepare.py. Set
+# TRINITY_MODEL_PATH and TRINITY_TASKSET_PATH for your own, SIZES to what fits them, STEPS to the number of commits, and
+# PYTHON to the Python of trinity.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:-serve_sums}
@@ -13,17 +13,14 @@ shift || true
 trinity=${TRINITY:-trinity}
 python=${PYTHON:-python}
 steps=${STEPS:-30}
+tiny=$PWD/tiny/sums
 export TRINITY_API_KEY=${TRINITY_API_KEY:-$(head -c 18 /dev/urandom | base64 | tr '+/' '-_')}
 
 mkdir -p "$folder"
 cd "$folder"
-if [ -z "${TRINITY_MODEL_PATH:-}" ]; then
-    $trinity quickstart --dir . --prepare-only
-    $trinity run --quiet --config "$here/warmup.yaml"
-    last=$(cat checkpoints/serve_sums/warmup/latest_checkpointed_iteration.txt)
-    export TRINITY_MODEL_PATH=$PWD/checkpoints/serve_sums/warmup/global_step_$last/actor/huggingface
-fi
-tasks=${TRINITY_TASKSET_PATH:-data/train.jsonl}
+export TRINITY_MODEL_PATH=${TRINITY_MODEL_PATH:-$tiny/model}
+tasks=${TRINITY_TASKSET_PATH:-$tiny/tasks/train.jsonl}
+[ -e "$tasks" ] || { echo "$tasks is missing; run: python examples/prepare.py sums" >&2; exit 1; }
 
 sizes=${SIZES:-model.max_model_len=40 model.max_response_tokens=24}
 of_trainer=${TRAINER_SIZES:-algorithm.optimizer.lr=2e-4}

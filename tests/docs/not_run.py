@@ -24,7 +24,6 @@ COMMANDS = (
 # The same of whole blocks, which are what their first line makes of them.
 BLOCKS = (
     ("examples/*/README.md", "export TRINITY_MODEL_PATH=", EIGHT_GPUS),
-    ("examples/async_gsm8k/README.md", "ray start --head ", EIGHT_GPUS),
     ("benchmarks/README.md", "trinity quickstart --dir one", FIGURES),
 )
 

@@ -31,6 +31,11 @@ INSTEAD = {
     r"mended": "corrected",
     r"explorer steps?": "explore step",
     r"trainer steps?": "training step",
+    r"one's own": "your own",
+    r"(?:needed|printed) are": "you need, it prints",
+    r"bit for bit": "bitwise identical",
+    r"goes? past": "exceeds, is not in",
+    r"(?:is|are) said (?:by|there)": "is described in, is reported by",
     r"commands of their own": "separate commands",
     r"says? what holds": "explains the rules",
 }

@@ -48,16 +48,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model.model_path": made / "model",
         "buffer.trainer_input.experience_buffer.path": made / "sft.jsonl",
         "buffer.train_batch_size": 24,
-        "algorithm.optimizer.lr": 4e-3,
+        "algorithm.optimizer": {"lr": 4e-3, "lr_scheduler_type": "linear", "lr_warmup_steps": 20, "min_lr_ratio": 0.0},
         "trainer.total_steps": 70,
+        "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.dtype": "float32",
     }
-    options = RunOptions(overrides=[f"{key}={value}" for key, value in overrides.items()])
-    run_plan(plan_run(EXAMPLE / "warmup.yaml", options), options)
+    options = RunOptions(overrides=[f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()])
+    run_plan(plan_run(EXAMPLE.parent / "sft_gsm8k" / "sft.yaml", options), options)
     return made
 
 
 def warm_model(folder: Path) -> Path:
-    return folder / "warm" / "async_gsm8k" / "warmup" / "global_step_70" / "actor" / "huggingface"
+    return folder / "warm" / "examples" / "sft_gsm8k" / "global_step_70" / "actor" / "huggingface"
 
 
 def run(folder: Path, name: str, *options: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -31,7 +32,10 @@ class DigitsUntil(RewardFn):
             time.sleep(3600)
         return {"digits": sum(map(str.isdigit, response)) / max(len(response), 1)}
 """
-NAMES = {"trainer": ("actor/pg_loss", "time/train_step"), "explorer": ("rollout/reward/mean", "time/explore_step")}
+NAMES = {
+    "trainer": ("sample/experience_count", "time/train_step"),
+    "explorer": ("rollout/reward/mean", "time/explore_step"),
+}
 
 
 def of_mlflow(run: TinyRun, name: str) -> list[tuple[int, float]]:
@@ -54,12 +58,19 @@ def checkpoint(run: TinyRun) -> int:
     return max((int(folder.name.rsplit("_", 1)[1]) for folder in run.job.glob("global_step_*")), default=0)
 
 
+def sent(run: TinyRun) -> int:
+    """Return the last training step that the run remembers to have sent."""
+    file = run.job / "monitor" / "mlflow.json"
+    state = json.loads(file.read_text()) if file.exists() else {"metrics": {"steps": {"last": {}}}}
+    return int(state["metrics"]["steps"]["last"].get("trainer", {}).get("time/train_step", [0])[0])
+
+
 def killed_ahead(run: TinyRun, *, last: int, num_steps: int) -> dict[int, float]:
-    """Kill the run when MLflow has steps after `last` that no checkpoint has; return what MLflow has then."""
+    """Kill the run when it has sent steps after `last` that no checkpoint has; return what MLflow has then."""
     process = run.start(environment={"MOST_REWARDED": str(num_steps * ROLLOUTS)})
     try:
         while process.poll() is None:
-            if max((step for step, _ in of_mlflow(run, "time/train_step")), default=0) > max(last, checkpoint(run)):
+            if sent(run) > max(last, checkpoint(run)):
                 process.kill()
             time.sleep(0.05)
     finally:

@@ -77,7 +77,7 @@ def test_prompts_answers_scores_and_failures_are_printed(run: TinyRun) -> None:
     run.change(buffer__explorer_input__default_workflow_type="two_turns")
     status, output = tried(run, "-n", "2", "--tokens")
     assert status == ExitCode.RUNTIME, output
-    first, second = output.split("task 1 (row 1), run 0")
+    first, second = output.split("task 1 (row 1), rollout 0")
     assert "task 0 (row 0), rollout 0: completed, reward 1" in first
     assert "turn 0" in first and "turn 1" in first
     assert "prompt, 4 tokens\n    0+1=\n" in first and "prompt, 5 tokens\n    again\n" in first
@@ -85,7 +85,7 @@ def test_prompts_answers_scores_and_failures_are_printed(run: TinyRun) -> None:
     assert "truncated: the response was cut at its length limit" in first
     assert "         0        3  prompt              '0'" in first and "  yes  " in first
     assert f"ValueError: no such tool ({run.folder}/plugins/own.py:{LINE} in run)" in second
-    assert "what the model answered before that" in second and "prompt, 4 tokens\n    1+2=\n" in second
+    assert "what the model said before that" in second and "prompt, 4 tokens\n    1+2=\n" in second
     last = output.rstrip().splitlines()[-1]
     assert last.startswith("2 rollouts of 2 tasks, 1 completed, 1 failed, reward 1 on average")
 
@@ -115,7 +115,6 @@ DOCUMENTED = [
 ]
 
 
-@pytest.mark.runs("docs/workflows.md", "trinity try", "trinity env-check")
 @pytest.mark.slow
 def test_the_documented_commands_work(run: TinyRun) -> None:
     assert len(DOCUMENTED) == 3

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line; exit with the status of the command."""
+    from trinity.runtime.allocator import begin_again
     from trinity.runtime.collector import collect_seldom
 
+    begin_again()
     collect_seldom()
     from trinity.cli.app import app
     from trinity.runtime.process_exit import leave

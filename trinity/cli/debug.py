@@ -39,10 +39,7 @@ def debug(
         bool, typer.Option("--disable-overwrite", "--disable_overwrite", help="Keep the files of earlier calls.")
     ] = False,
     profile: Annotated[
-        bool,
-        typer.Option(
-            "--profile", "--enable-profiling", "--enable_profiling", help="Write a profile of where the time is spent."
-        ),
+        bool, typer.Option("--profile", "--enable-profiling", "--enable_profiling", help="Write a profile of the run.")
     ] = False,
     tasks: Annotated[int, typer.Option("--tasks", "-n", min=1, help="How many tasks to run.")] = 1,
     port: Annotated[

@@ -13,7 +13,7 @@ from trinity.utils.translations import chinese_texts
 
 
 def in_chinese(text: str) -> str:
-    """Return the help of a command, argument or option in Chinese; a paragraph without translation as it is."""
+    """Return a help text in Chinese; a paragraph without translation stays."""
     translated = chinese_texts("trinity.cli")
     return "\n\n".join(translated.get(each, each) for each in paragraphs(text))
 
@@ -24,7 +24,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def translate(command: Any) -> None:
-    """Put the help of a command, its arguments and options, and of all commands below it into Chinese.
+    """Put the help of a command and all commands below it into Chinese.
 
     It is printed without panels, in which rich would cut a text without spaces at the end of its column.
     """

@@ -169,7 +169,7 @@ class Scheduler:
         return result
 
     async def attempt(self, task: Task, *, batch: int | str, index: int, with_baseline: bool = False) -> BatchResult:
-        """Return the outcomes of all rollouts of one task, which belongs to no step.
+        """Return the outcomes of a task's rollouts; it belongs to no step.
 
         Tasks may overlap: the older one gets the next idle runner.
 
@@ -280,7 +280,7 @@ class Scheduler:
         await all_or_none([self._attempts(lane, part, runs, result) for lane, runs in zip(lanes, singles, strict=True)])
 
     def _are_at_once(self, workflow: type[Any]) -> bool:
-        """Return whether the rollouts of a task overlap where the workflow makes one per call."""
+        """Return whether rollouts of a task overlap, one call for each."""
         mode = self._settings.concurrent_mode
         if mode == "sequential" or self._settings.is_deterministic:
             return False

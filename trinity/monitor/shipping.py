@@ -241,16 +241,13 @@ class Shipper:
         """
         calls, tables = self._metrics.read(), self._samples.read()
         self._since = settings_since(self._state_file.parent)  # a resume notes them before it logs
-        try:
-            for lines, group, send in ((self._metrics, calls, self._send), (self._samples, tables, self._send_table)):
-                for call in group:
-                    if self._is_left.is_set():
-                        break
-                    self._try(partial(send, call))
-                    lines.mark(call)
-        finally:
-            if calls or tables:
-                self._save()
+        for lines, group, send in ((self._metrics, calls, self._send), (self._samples, tables, self._send_table)):
+            for call in group:
+                if self._is_left.is_set():
+                    break
+                self._try(partial(send, call))
+                lines.mark(call)
+                self._save()  # at once: what is not remembered when the process is killed may be sent again
         return bool(calls or tables)
 
     def _try(self, send: Callable[[], None]) -> None:

@@ -14,6 +14,6 @@ from importlib.resources import files
 
 @functools.cache
 def chinese_texts(package: str, name: str = "help_zh.json") -> Mapping[str, str]:
-    """Return the Chinese of each English text in a file of a package; the file is read on the first call."""
+    """Return the Chinese of each English text in a file; it is read once."""
     found: dict[str, str] = json.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
     return found

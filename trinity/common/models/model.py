@@ -197,7 +197,7 @@ class ModelWrapper:
         return self._record(found)
 
     def generate(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
-        """Return `n` responses to each prompt, in the order of the prompts; blocks."""
+        """Return `n` responses to each prompt, in their order; blocks."""
         return self._wait(self.generate_async(prompts, **kwargs))
 
     async def chat_async(self, messages: Messages, **kwargs: Any) -> list[Experience]:

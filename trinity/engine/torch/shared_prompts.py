@@ -1,4 +1,4 @@
-"""Prompts whose keys and values are kept once for all responses of a group.
+"""Prompts with one copy of keys and values for all responses of a group.
 
 Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size,
 B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens,

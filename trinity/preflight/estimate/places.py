@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 TRAINER_MIB, ENGINE_MIB, VLLM_MIB, CONTROL_MIB = 560, 90, 440, 530
 """Python and libraries, measured on Linux x86-64 with the CPU build of PyTorch 2.13: of a process that trains, what an
 engine in it adds, what vLLM adds, and of a process that only waits for others."""
-KEPT_FRAC = 0.4
-"""What a process holds beside, as a share of what it frees and takes again in small pieces in every step: each of its
-threads has pieces of its own, and they do not fit without gaps. Fitted to the runs of `benchmarks/estimate.py`."""
+KEPT_FRAC = 0.3
+"""What a process holds beside, as a share of what it frees and takes again in small pieces in every step: they do not
+fit without gaps, though all threads share a pool and freed pieces are joined (`runtime.allocator`). Fitted to the runs
+of `benchmarks/estimate.py`."""
 CUDA_MIB = 500
 """What CUDA takes of a card for each process, by NVIDIA's documents of recent drivers; not measured here."""
 TRAINER_GPU, ENGINE_GPU, ONE_GPU = "GPU of the trainer", "GPU of an engine", "the GPU"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trinity.common.config.resolved import critic_products, has_critic, num_workers
 from trinity.preflight.estimate.limits import LOGIT_CHUNK
-from trinity.preflight.estimate.parts import BOUND, MEASURED, MemoryPart, millions, small, working
+from trinity.preflight.estimate.parts import BOUND, MemoryPart, millions, small, working
 from trinity.preflight.estimate.work import MicroBatch, keeps_versions, micro_batch, product_bytes, sequence_ranks
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def _policy(config: Config, models: TrainedModels, *, world: int, width: int) ->
         rule = f"4 bytes x {millions(count)} parameters, merged with the adapter for the engine"
         yield working("merged weights", count * FLOAT32, rule)
     if adapter and not models.is_gpu:
-        size = 3 * small(_pieces(sizes, width=FLOAT32, has_embedding=False))
-        rule = "freed pieces of the three matrices that a merge of each matrix takes"
-        yield working("merges of the adapter", size, rule, how=MEASURED)
+        size = 3 * FLOAT32 * max(size for size, _ in _pieces(sizes, width=1, has_embedding=False))
+        yield working("merges of the adapter", size, "4 bytes x the three matrices that the merge of a matrix takes")
 
 
 def _copies(sizes: ModelSizes, models: TrainedModels, *, width: int, is_adapted: bool = False) -> MemoryPart:

@@ -1,0 +1,52 @@
+"""An environment in which the C library joins the freed pieces of tensors.
+
+PyTorch asks for memory that begins at a multiple of 64 bytes. The GNU C library before 2.39 cuts it out of a larger
+piece and puts both remainders, some 50 bytes each, into the thread's cache of small pieces. There they are not joined
+with the tensor's piece when that is freed, so that a tensor of the same size does not fit where the last one was: a
+process holds up to twice what it uses (https://sourceware.org/bugzilla/show_bug.cgi?id=30723). Without that cache it
+does not. Whether there is one is read when a process starts, and no call changes it later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "GLIBC_TUNABLES"
+_CACHE = "glibc.malloc.tcache_count"
+_MENDED = (2, 39)
+_PROGRAMS = ("trinity", "__main__.py")  # the command, and `python -m trinity`
+
+
+def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what `environment` lacks; empty: nothing, or the user set it.
+
+    It is empty with other C libraries, and with versions that join the pieces.
+    """
+    version, tunables = _libc_version(), environment.get(VARIABLE, "")
+    if version is None or version >= _MENDED or _CACHE in tunables:
+        return {}
+    return {VARIABLE: ":".join(filter(None, (tunables, f"{_CACHE}=0")))}
+
+
+def begin_again() -> None:
+    """Start the program of a run again where its environment lacks something.
+
+    Only `trinity run` is, before it has imported anything: same process id, same arguments, some 30 ms.
+    """
+    if sys.argv[1:2] != ["run"] or Path(sys.argv[0]).name not in _PROGRAMS or not sys.executable:
+        return
+    more = allocator_variables(os.environ)
+    if more:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)
+
+
+def _libc_version() -> tuple[int, ...] | None:
+    """Return the version of the GNU C library; None: it is another one."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, AttributeError):
+        return None
+    return tuple(map(int, version.split(".")[:2])) if name == "glibc" else None
