@@ -87,7 +87,7 @@ def test_the_quickstart(tmp_path: Path) -> None:
     said = follow(page("docs/quickstart.md"), tmp_path, without=("make demo",))
     assert "held-out accuracy (greedy)" in said["trinity quickstart --dir quickstart"]
     written = re.findall(r"^(quickstart/\S+)", "\n".join(page("docs/quickstart.md").code("text")), flags=re.MULTILINE)
-    assert len(written) == 7 and all((tmp_path / name).exists() for name in written)
+    assert len(written) == 8 and all((tmp_path / name).exists() for name in written)
     assert (tmp_path / "quickstart/checkpoints/quickstart/shorter/rft/global_step_10").exists()
     with programs() as path:  # what is finished stays as it is
         run_lines(page("docs/running.md").lines("trinity ")[:3], tmp_path, {"PATH": path})
@@ -137,9 +137,11 @@ def test_the_rule_and_the_judge_of_the_page_on_rewards(tmp_path: Path) -> None:
 
 FAKES = {
     "scontrol": "printf 'one\\ntwo\\n'",
-    "srun": 'while [[ "$1" == -* ]]; do [ "$1" = -w ] && shift; shift; done; "$@"',
+    "srun": 'while [[ "$1" == -* ]]; do [ "$1" = -w ] && shift; shift; done; exec "$@"',
     "hostname": "echo 10.0.0.1",
-    "ray": 'if [ "$1" = status ]; then sed -n "s/^ray start.*/ 1 node_x/p" said; else echo "ray $*" >>said; fi',
+    "ray": 'if [ "$1" = status ]; then sed -n "s/^ray start.*/ 1 node_x/p" said; exit; fi; '
+    'echo "ray $*" >>said; exec /bin/sleep 60',
+    "sleep": "exec /bin/sleep 0.1",
     "trinity": 'echo "trinity $*" >>said; exit 7',
 }
 
