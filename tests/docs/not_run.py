@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from tests.docs.pages import Snippet
 
-EIGHT_GPUS = "needs eight GPUs; `test_a_configuration_is_valid_at_full_size` reads its variables"
+EIGHT_GPUS = "needs eight GPUs; `tests/docs/test_full_size.py` reads its variables and looks at the memory"
 FIGURES = "makes the figures of the page, in minutes or hours; `tests/benchmarks` computes the same, small"
 # Pages, how the command begins, why it is not run.
 COMMANDS = (

@@ -115,6 +115,7 @@ DOCUMENTED = [
 ]
 
 
+@pytest.mark.runs("docs/workflows.md", "trinity try", "trinity env-check")
 @pytest.mark.slow
 def test_the_documented_commands_work(run: TinyRun) -> None:
     assert len(DOCUMENTED) == 3
