@@ -177,7 +177,7 @@ def test_the_oldest_answers_go_when_there_are_too_many(tmp_path: Path, caplog: p
     names = sorted(file.name for file in tmp_path.rglob("*.jsonl"))
     assert names[-1] == "one_step_6.jsonl" and 1 < len(names) < 5 and names == sorted(names)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.jsonl")) <= 2500
-    assert sum("the oldest files go" in record.getMessage() for record in caplog.records) == 1
+    assert sum("the oldest files are deleted" in record.getMessage() for record in caplog.records) == 1
     answers_of(tmp_path, limit=1).write("held_out", 7, [make(Scripted)], result)
     assert [file.name for file in tmp_path.rglob("*.jsonl")] == ["one_step_7.jsonl"]
     answers_of(tmp_path / "none", limit=0).write("held_out", 1, [make(Scripted)], result)

@@ -100,7 +100,7 @@ def test_the_same_error_is_logged_three_times_a_batch(rollouts: Rollouts, caplog
     with caplog.at_level(logging.WARNING, logger="trinity.explorer"):
         rollouts.run([make(Scripted, 6, act="raise")], max_retry_times=0, num_runners=1)
     lines = [r.getMessage() for r in caplog.records if "ZeroDivisionError" in r.getMessage()]
-    assert len(lines) == 3 and lines[-1].endswith("further ones of this batch are not shown")
+    assert len(lines) == 3 and lines[-1].endswith("further failures of this batch are not shown")
 
 
 def test_a_failure_is_retried_and_then_dropped(rollouts: Rollouts) -> None:

@@ -37,7 +37,7 @@ def test_exactly_what_the_policy_said_carries_the_mask(
     tokenizer = family_tokenizer(family)
     if marked == REWRITTEN:
         with pytest.raises(
-            DataError, match=r"the prompt of messages\[\d\] .* answer messages\[\d\].*otherwise"
+            DataError, match=r"the prompt of messages\[\d\] .* response messages\[\d\].*otherwise"
         ) as caught:
             masked_conversation(tokenizer, messages, stop_ids=stop_ids(family), **options)
         assert caught.value.code == "E4021"

@@ -178,7 +178,7 @@ def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path: Path) -> No
     more = [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]
 
     async def work(wrapper: ModelWrapper) -> Experience:
-        with pytest.raises(DataError, match=r"E4021.*prompt of messages\[3\].*answer messages\[1\]") as caught:
+        with pytest.raises(DataError, match=r"E4021.*prompt of messages\[3\].*response messages\[1\]") as caught:
             await wrapper.convert_messages_to_experience_async([*ASK, thought, *more])
         assert caught.value.code == "E4021"
         return await wrapper.convert_messages_to_experience_async([{"role": "user", "content": "1"}, more[1]])

@@ -215,7 +215,7 @@ def test_a_wrong_key_is_refused_in_the_form_of_the_interface(served: Served) -> 
         ({"input": [{"role": "user", "content": "a", "audio": 1}]}, "`audio` is not known here"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "a function_call has call_id"),
         ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "not encrypted"),
-        ({"input": [{"type": "reasoning", "content": [5]}]}, "of type 'reasoning_text'"),
+        ({"input": [{"type": "reasoning", "content": [5]}]}, "must have type 'reasoning_text'"),
     ],
 )
 def test_a_response_that_cannot_be_had_is_refused(served: Served, given: dict[str, Any], words: str) -> None:

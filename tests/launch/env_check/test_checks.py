@@ -245,9 +245,9 @@ def test_a_failure_names_the_line_of_the_plugin(run: TinyRun) -> None:
 @pytest.mark.parametrize(
     ("workflow", "check", "said"),
     [
-        ("memory", "leaks", "with every repetition; what is kept between rollouts grows"),
+        ("memory", "leaks", "in every repetition: something is kept between rollouts"),
         ("constant", "rewards", "every rollout of every policy has the reward 0.5"),
-        ("likes_talk", "rewards", "see that the reward reads the answer"),
+        ("likes_talk", "rewards", "look whether the reward function reads the response"),
         ("outgrows", "rollouts", "prompt was cut to model.max_prompt_tokens"),
     ],
 )
@@ -294,5 +294,5 @@ def test_rows_without_answers_have_no_oracle(run: TinyRun) -> None:
         run.change(
             buffer__explorer_input__taskset=taskset, buffer__explorer_input__default_reward_fn_type="accuracy_reward"
         )
-    assert any("the rows have no answers" in finding.message for finding in findings)
+    assert any("the rows have no truth to compare with" in finding.message for finding in findings)
     assert not any("oracle" in finding.message for finding in findings)
