@@ -187,7 +187,7 @@ def test_the_oldest_answers_go_when_there_are_too_many(tmp_path: Path, caplog: p
 def test_a_disk_that_refuses_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "held_out").write_text("a file in the way")
     answers_of(tmp_path).write("held_out", 3, [make(Scripted)], BatchResult(1))
-    assert "the answers of the evaluation after step 3 are not kept" in caplog.text
+    assert "the responses of the evaluation after step 3 are not kept" in caplog.text
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def test_rewards_that_fail_and_that_are_stopped_are_counted_apart_and_never_a_ze
     assert [metrics[f"rollout/{name}"] for name in names] == [8, 4, 3, 0, 0]
     assert [run.outcome.reason for run in result.results[3:4]] == [
         "reward: [E5112] scoring took more than deadline_s = 0.5 s and was stopped; raise reward_fn_args.deadline_s if "
-        "answers may take longer"
+        "responses may take longer"
     ]
     assert {e.reward for e in result.experiences} == {1.0}
 
