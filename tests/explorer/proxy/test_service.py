@@ -222,7 +222,7 @@ def test_weights_that_cannot_be_had_are_told_and_the_old_ones_answer(make: Make,
         if "answers still come from version 0" in caplog.text:
             break
         time.sleep(0.05)
-    assert "answers still come from version 0" in caplog.text
+    assert "responses still come from model version 0" in caplog.text
     assert service.ask(service.client()).id and service.client().alive()
 
 
