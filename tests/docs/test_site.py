@@ -111,7 +111,7 @@ def test_the_site_has_every_page_and_its_links_lead_somewhere(site: Path) -> Non
 @pytest.mark.slow
 def test_what_is_searched_is_found_in_both_languages(site: Path) -> None:
     """A Chinese query of several words, too: no dictionary knows where they end."""
-    searches = {"en/search.html": ("prefix cache", "engines.html"), "zh/search.html": ("分类器", "critic.zh.html")}
+    searches = {"en/search.html": ("prefix cache", "engines.html"), "zh/search.html": ("分类器", "rewards.zh.html")}
     with browsing() as browser:
         for page, (query, expected) in searches.items():
             browser.open(f"{site.as_uri()}/{page}?q={urllib.parse.quote(query)}")

@@ -219,7 +219,7 @@ def test_weights_that_cannot_be_had_are_told_and_the_old_ones_answer(make: Make,
     service = make()
     (service.job / "synchronizer.json").write_text("{")
     for _ in range(200):
-        if "answers still come from version 0" in caplog.text:
+        if "responses still come from model version 0" in caplog.text:
             break
         time.sleep(0.05)
     assert "responses still come from model version 0" in caplog.text
