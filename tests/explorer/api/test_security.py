@@ -288,6 +288,20 @@ def test_a_client_that_does_not_read_its_stream_is_one_that_has_gone(tmp_path: P
         own.close()
 
 
+def test_a_connection_is_kept_for_longer_than_clients_use_it_again(tmp_path: Path) -> None:
+    """The libraries of clients keep one for five seconds: ended at that moment, their next request would fail."""
+    own = Served(tmp_path)
+    try:
+        host, _, port = own.rollout().api_address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            for _ in range(2):
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+                time.sleep(6)
+    finally:
+        own.close()
+
+
 def test_counts_are_those_of_what_was_asked(tmp_path: Path) -> None:
     own = Served(tmp_path, limits=EndpointLimits(requests=2))
     try:

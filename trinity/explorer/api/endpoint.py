@@ -6,6 +6,7 @@ It is a server in a thread, with a token for each model that is used through it.
 from __future__ import annotations
 
 import functools
+import math
 import secrets
 import socket
 import ssl
@@ -154,6 +155,8 @@ class Endpoint:
             lifespan="off",
             timeout_graceful_shutdown=1,
             http=closing_protocol(limits.receive_s),
+            # Longer than clients keep a connection, 5 s by default: one that is ended just as it is used again fails.
+            timeout_keep_alive=math.ceil(2 * limits.receive_s),
         )
         server = self._server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listening],), name="openai-endpoint", daemon=True)
