@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -85,13 +85,13 @@ def served(line: str, folder: Path, address: str, **variables: str) -> Iterator[
             time.sleep(1)
 
 
-def answer(address: str) -> httpx.Response:
-    """Return what is served there, once it is."""
+def answer(address: str, *, is_whole: Callable[[httpx.Response], bool] = lambda _: True) -> httpx.Response:
+    """Return what is served there, once it is, and whole: a server may read its files after its start."""
     end = time.monotonic() + START_S
     while True:
         with suppress(httpx.TransportError):
             response = httpx.get(address, timeout=30.0)
-            if response.status_code < 500:
+            if response.status_code < 500 and is_whole(response):
                 return response
         assert time.monotonic() < end, address
         time.sleep(0.1)

@@ -48,4 +48,5 @@ def test_tensorboard_shows_the_runs_of_a_job(tmp_path: Path) -> None:
         with SummaryWriter(str(tmp_path / line.split()[-1] / "monitor" / "tensorboard" / "trainer")) as writer:
             writer.add_scalar("actor/x", 0.5, 1)
         with served(line, tmp_path, r"(http://localhost:\d+)/") as address:
-            assert answer(f"{address}/data/runs").json() == ["monitor/tensorboard/trainer"]
+            runs = answer(f"{address}/data/runs", is_whole=lambda response: bool(response.json()))
+            assert runs.json() == ["monitor/tensorboard/trainer"]
