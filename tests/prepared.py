@@ -31,6 +31,7 @@ from typing import Any
 from trinity.utils.gpu import device_count
 
 ROOT = Path(__file__).resolve().parents[1]
+DEADLINE_S = 270.0  # of a run that must end, below that of a test: a busy machine takes its time
 # Read by a run in `main` or later, or by nobody; Ray is imported later. What imports read is unknown, so every other
 # variable counts as read.
 READ_LATE = ("TRINITY_", "PYTEST_", "RAY_")
@@ -89,7 +90,7 @@ def start(
         os.close(writer)
 
 
-def finish(words: Sequence[str], *, timeout_s: float, **how: Any) -> tuple[int, str]:
+def finish(words: Sequence[str], *, timeout_s: float = DEADLINE_S, **how: Any) -> tuple[int, str]:
     """Start `python -m trinity`, see `start`; return its exit status and what it has printed.
 
     Raises:

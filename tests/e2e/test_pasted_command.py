@@ -145,7 +145,7 @@ def test_the_printed_command_continues_the_run(
 def test_a_program_that_was_not_found_by_name_is_called_as_it_was(tmp_path: Path, plugins: Path) -> None:
     run = make(tmp_path)
     run.plugin = PLUGIN
-    cut = run.finish(*SECRET, failpoints="train.before_step=raise@2", timeout_s=120, is_real=True)
+    cut = run.finish(*SECRET, failpoints="train.before_step=raise@2", is_real=True)
     assert cut.status == ExitCode.RUNTIME and CANARY not in cut.output, cut.output
     assert CANARY not in (run.job / LOCK).read_text()
     note = (run.job / LOCK).read_text().splitlines()[1]

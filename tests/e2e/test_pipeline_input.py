@@ -90,6 +90,6 @@ def check_readers(run: TinyRun, database: Path, *, number: int) -> None:
     """What reads the log of a run reads this one."""
     place = ("--url", str(database), "--buffer", BUFFER)
     words = ("export", "experience", *place, "--to", "jsonl", "-o", "came_too.jsonl")
-    status, output = prepared.finish(words, cwd=run.folder, timeout_s=120)
+    status, output = prepared.finish(words, cwd=run.folder)
     assert status == 0 and f"{number} experiences" in output, output[-2000:]
     assert len((run.folder / "came_too.jsonl").read_text().splitlines()) == number

@@ -54,7 +54,7 @@ def command(text: str, *, address: str, is_exported: bool = False) -> None:
     """Run a command of the page, in which the first machine is at `address`; with the page's `export` before it."""
     port = address.rpartition(":")[2]
     text = text.replace(f"{FIRST}:6379", address).replace("--port=6379", f"--port={port}")
-    exported = re.search(r"`export (RAY_AUTH_MODE)=(token)` before `ray start --address`", PAGE.read_text())
+    exported = re.search(r"`export (RAY_AUTH_MODE)=(token)` there before `ray start --address`", PAGE.read_text())
     assert exported is not None
     env = os.environ | (dict([exported.groups()]) if is_exported else {})
     done = subprocess.run(

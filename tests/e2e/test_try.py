@@ -95,7 +95,7 @@ def test_a_stage_begins_with_the_model_that_the_one_before_it_left(finished: Sho
     words = ["try", str(finished.folder / "quickstart.yaml"), "--output", str(tmp_path / "rollouts.jsonl")]
     for override in finished.overrides:
         words += ["--set", override]
-    status, output = prepared.finish(words, timeout_s=120, cwd=prepared.ROOT)
+    status, output = prepared.finish(words, cwd=prepared.ROOT)
     assert status == 0, output
     (database,) = finished.folder.rglob("rft/buffer/experience.db")
     with Session(create_engine(f"sqlite:///{database}")) as session:

@@ -98,7 +98,7 @@ class TinyRun:
         variables = {"TRINITY_FAILPOINTS": failpoints, **(environment or {})}
         return prepared.start(words, cwd=self.folder, environment=variables, output=output, is_real=is_real)
 
-    def finish(self, *extra: str, timeout_s: float = 180, **how: Any) -> Ended:
+    def finish(self, *extra: str, timeout_s: float = prepared.DEADLINE_S, **how: Any) -> Ended:
         """Run to the end, which must come within `timeout_s`; `how` as of `start`."""
         started = time.monotonic()
         process = self.start(*extra, **how)

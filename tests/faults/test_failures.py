@@ -118,14 +118,14 @@ def test_a_workflow_that_always_raises_ends_the_run_with_its_place(tmp_path: Pat
 )
 def test_code_that_never_ends_is_counted_and_does_not_keep_the_process(tmp_path: Path, workflow: str):
     run = made(tmp_path, workflow)
-    ended = run.finish(timeout_s=50)
+    ended = run.finish()
     assert ended.status == ExitCode.DONE, ended.output
     late = sum(line["rollout/timeout_run_count"] for line in run.lines("explorer"))
     assert late == (0 if workflow == "leaves_a_thread" else 2)
 
 
 def test_an_async_workflow_that_blocks_the_event_loop_ends_the_run_with_its_place(tmp_path: Path):
-    ended = made(tmp_path, "blocks_the_loop").finish(timeout_s=50)
+    ended = made(tmp_path, "blocks_the_loop").finish()
     assert ended.status == ExitCode.RUNTIME, ended.output
     assert "own.py" in ended.output and "run_async" in ended.output and "explorer.max_timeout" in ended.output
 
