@@ -41,6 +41,7 @@ def test_the_pages_in_a_browser_are_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # each of them imports for long where there is other work
 @pytest.mark.runs("docs/monitoring.md", "tensorboard ")
 @pytest.mark.runs("docs/running.md", "tensorboard ")
 def test_tensorboard_shows_the_runs_of_a_job(tmp_path: Path) -> None:
