@@ -102,7 +102,7 @@ def test_one_process_whose_last_tasks_failed_says_how_far_it_came(
     with caplog.at_level(logging.WARNING, logger="trinity"):
         result = run(made, failing=failing)
     assert result.exit_code == ExitCode.DONE
-    assert "explore step 2: no run was completed, and no tasks are left" in caplog.text
+    assert "explore step 2: no rollout was completed, and no tasks are left" in caplog.text
     assert "training ended at step 1 of 2 planned ones" in caplog.text
     assert [line["step"] for line in made.lines("trainer")] == [1]
 
