@@ -117,7 +117,7 @@ def test_the_last_tasks_of_which_nothing_came_are_left_out_and_the_run_ends(
     job.sections = {"synchronizer": {"sync_style": style, "max_staleness": None}, "deterministic": False}
     with caplog.at_level(logging.WARNING, logger="trinity.explorer"):
         assert job.run().step == 2
-    assert "explore step 3: no run was completed, and no tasks are left: it is left out" in caplog.text
+    assert "explore step 3: no rollout was completed, and no tasks are left: it is left out" in caplog.text
     assert [len(batch) for batch in job.seen if batch] == [4, 4]
 
 
