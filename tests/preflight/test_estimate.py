@@ -26,6 +26,7 @@ from trinity.preflight.estimate import limits
 from trinity.preflight.estimate.sizes import FORMULA, HEADERS, LIBRARY, sizes_of
 from trinity.trainer import prefixes
 from trinity.trainer.verl import attention, logprob
+from trinity.utils.fused import choice
 
 GIB = 2**30
 LARGE = {
@@ -53,6 +54,7 @@ def test_limits_are_those_of_trainer_and_engine() -> None:
     assert limits.BLOCK_TOKENS == prefix_cache.BLOCK_TOKENS
     assert limits.WIDTH_STEP == kv_cache._WIDTH_STEP
     assert (limits.PREFILL_TOKENS, limits.MLP_ROWS) == (prefill._MAX_TOKENS, fast_decoder._MLP_ROWS)
+    assert limits.LEAST_COMPILED == choice.LEAST_ELEMENTS
     assert limits.ENGINE_SHARE == create.SHARE_OF_ENGINES
 
 

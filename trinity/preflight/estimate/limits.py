@@ -30,6 +30,8 @@ PREFILL_TOKENS = 4096
 """Most tokens of a prefill: `engine.torch.prefill._MAX_TOKENS`."""
 MLP_ROWS = 512
 """Tokens whose feed-forward part is in memory at once: `engine.torch.fast_decoder._MLP_ROWS`."""
+LEAST_COMPILED = 1_000_000
+"""Parameters from which compiled kernels compute with a model: `utils.fused.choice.LEAST_ELEMENTS`."""
 ENGINE_SHARE = 0.5
 """Share of a single GPU that engines have: `engine.create.SHARE_OF_ENGINES`."""
 LARGEST_PIECE = 32 * MIB

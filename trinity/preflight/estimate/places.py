@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trinity.common.config.resolved import num_workers
 from trinity.preflight.estimate.limits import LARGEST_PIECE, MIB
 from trinity.preflight.estimate.parts import HOST, MEASURED, MemoryPart, PlacedMemory, kept, millions, working
-from trinity.preflight.estimate.sampling import torch_parts, vllm_parts
+from trinity.preflight.estimate.sampling import torch_parts, uses_kernels, vllm_parts
 from trinity.preflight.estimate.training import FLOAT32, MOMENTS, TrainedModels, trainer_parts
 from trinity.preflight.estimate.work import explores, trains
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.preflight.estimate.sizes import ModelSizes
 
-TRAINER_MIB, ENGINE_MIB, VLLM_MIB, CONTROL_MIB = 560, 90, 440, 530
+TRAINER_MIB, ENGINE_MIB, VLLM_MIB, CONTROL_MIB = 475, 90, 525, 530
 """Python and libraries, measured on Linux x86-64 with the CPU build of PyTorch 2.13: of a process that trains, what an
 engine in it adds, what vLLM adds, and of a process that only waits for others."""
+KERNELS_MIB = 85
+"""Numba and the kernels that it compiles or reads (`utils.fused`), of which the import alone takes 65."""
 KEPT_FRAC = 0.3
 """What a process holds beside, as a share of what it frees and takes again in small pieces in every step: they do not
 fit without gaps, though all threads share a pool and freed pieces are joined (`runtime.allocator`). Fitted to the runs
@@ -65,13 +67,15 @@ def placed(config: Config, models: PlannedModels, *, card_bytes: int | None) -> 
     if explores(config):
         found += _engines(config, models, main, card_bytes=card_bytes)
     size = CONTROL_MIB if is_apart or not main else TRAINER_MIB + (ENGINE_MIB if explores(config) else 0)
-    libraries = MemoryPart("Python and libraries", size * MIB, MEASURED)
+    libraries = [MemoryPart("Python and libraries", size * MIB, MEASURED)]
+    if main and not is_apart:
+        libraries += _kernels(config, models.policy)
     on_card = [each for each in found if each.place != HOST]
     if total == 1 and on_card:
         found = [each for each in found if each.place == HOST]
         parts = [replace(part, num_bytes=part.num_bytes * each.count) for each in on_card for part in each.parts]
         found.append(PlacedMemory("trainer and engine", ONE_GPU, tuple(parts)))
-    run = PlacedMemory("run", HOST, (libraries, *main))
+    run = PlacedMemory("run", HOST, (*libraries, *main))
     return [_with_kept(each) if each.place == HOST else _without_empty(each) for each in (run, *found)]
 
 
@@ -95,16 +99,16 @@ def _trainer(config: Config, models: PlannedModels, main: list[MemoryPart]) -> I
         config,
         TrainedModels(models.policy, models.critic, models.has_reference, is_gpu=is_gpu, is_sharded=is_sharded),
     )
-    count = models.policy.num_parameters
+    count, libraries = models.policy.num_parameters, [_libraries(), *_kernels(config, models.policy)]
     if is_gpu:
         yield PlacedMemory("trainer", TRAINER_GPU, kept([_cuda(), *parts]), count=world)
         in_host = [_libraries(), *_offloaded(config, count, world, has_reference=models.has_reference)]
         yield PlacedMemory("trainer", HOST, kept(in_host), count=world)
     elif is_sharded:
         shared = MemoryPart("weights to publish", count * FLOAT32 // world, rule=f"{millions(count)} / {world} workers")
-        yield PlacedMemory("trainer rank", HOST, kept([_libraries(), *parts, shared]), count=world)
+        yield PlacedMemory("trainer rank", HOST, kept([*libraries, *parts, shared]), count=world)
     elif config.cluster.runtime == "ray":
-        yield PlacedMemory("trainer", HOST, kept([_libraries(), *parts]))
+        yield PlacedMemory("trainer", HOST, kept([*libraries, *parts]))
     else:
         main += parts
 
@@ -136,7 +140,8 @@ def _engines(
     elif is_inside:
         main += each
     else:
-        yield PlacedMemory("engine", HOST, kept([_libraries(), *each]), count=rollout.engine_num)
+        kernels = () if rollout.engine_type in ("vllm", "vllm_async") else _kernels(config, models.engine)
+        yield PlacedMemory("engine", HOST, kept([_libraries(), *kernels, *each]), count=rollout.engine_num)
     if is_apart:
         yield PlacedMemory("explorer", HOST, (_libraries(),))
     for index, sizes in models.auxiliary:
@@ -159,6 +164,12 @@ def _engine_parts(config: Config, sizes: ModelSizes, *, is_gpu: bool, card_bytes
 
 def _libraries() -> MemoryPart:
     return MemoryPart("Python and libraries", TRAINER_MIB * MIB, MEASURED)
+
+
+def _kernels(config: Config, sizes: ModelSizes) -> Iterator[MemoryPart]:
+    """Yield what compiled kernels take in a process that computes on a CPU."""
+    if uses_kernels(config, sizes):
+        yield MemoryPart("compiled kernels", KERNELS_MIB * MIB, MEASURED)
 
 
 def _cuda() -> MemoryPart:

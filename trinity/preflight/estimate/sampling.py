@@ -12,6 +12,7 @@ from trinity.common.config.resolved import num_explored
 from trinity.preflight.estimate.limits import (
     BLOCK_TOKENS,
     CPU_CACHE_FRAC,
+    LEAST_COMPILED,
     LEAST_VLLM_CACHE,
     MLP_ROWS,
     PREFILL_TOKENS,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 FLOAT32 = 4
 LOGITS_AT_ONCE = 5  # logits, scaled, their logarithms, probabilities and their running sum
 COMPILED_AT_ONCE = 2
-LEAST_COMPILED = 1_000_000
 
 
 def torch_parts(config: Config, sizes: ModelSizes, *, is_gpu: bool) -> Iterator[MemoryPart]:
@@ -49,6 +49,11 @@ def torch_parts(config: Config, sizes: ModelSizes, *, is_gpu: bool) -> Iterator[
 def token_bytes(sizes: ModelSizes, *, width: int) -> int:
     """Return the bytes of the keys and values of a token."""
     return 2 * sizes.layers * sizes.key * width
+
+
+def uses_kernels(config: Config, sizes: ModelSizes) -> bool:
+    """Return whether compiled kernels compute with a model on a CPU."""
+    return not config.deterministic and sizes.num_parameters >= LEAST_COMPILED
 
 
 def _caches(config: Config, sizes: ModelSizes, *, width: int, is_gpu: bool) -> Iterator[MemoryPart]:
@@ -112,8 +117,8 @@ def _prefix_cache(
 def _passes(config: Config, sizes: ModelSizes, *, width: int, is_gpu: bool) -> Iterator[MemoryPart]:
     lengths, (slots, rows) = lengths_of(config), sequences_at_once(config)
     rows = slots if config.deterministic else rows
-    is_compiled = not config.deterministic and not is_gpu and sizes.num_parameters >= LEAST_COMPILED
-    copies = COMPILED_AT_ONCE if is_compiled and sizes.is_own else LOGITS_AT_ONCE
+    is_compiled = sizes.is_own and not is_gpu and uses_kernels(config, sizes)
+    copies = COMPILED_AT_ONCE if is_compiled else LOGITS_AT_ONCE
     rule = f"{copies} x {rows} x {sizes.vocabulary} in float32"
     size = copies * rows * sizes.vocabulary * FLOAT32
     yield working("logits of a decoding step", size, rule, how=BOUND, small_bytes=small([(size // copies, copies)]))

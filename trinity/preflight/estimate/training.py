@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trinity.preflight.estimate.sizes import ModelSizes
 
 FLOAT32, MOMENTS = 4, 2
-HF_LAYER = 1.6  # of what our own layer keeps: Hugging Face's norms, rotations and products save more
+HF_LAYER = 1.6  # of what our own layer keeps, in 16 bits: Hugging Face's norms, rotations and casts save more
 CHUNKS_AT_ONCE = 4.5  # logits, their logarithms, probabilities, the gradient and its copy for the products
 _TARGETS = {"q_proj": "q", "k_proj": "k", "v_proj": "k", "o_proj": "o", "gate_proj": "f", "up_proj": "f",
             "down_proj": "g"}  # fmt: skip
@@ -162,7 +162,7 @@ def layer_bytes(sizes: ModelSizes, *, width: int) -> float:
     attention = (query + 2 * key) + (query + key) + 2 * query
     heads = (query + key) * (FLOAT32 + 2 * width) if sizes.has_head_norms else 0
     kept = norms + width * attention + heads + width * 3 * inner
-    return kept if sizes.is_own else HF_LAYER * kept
+    return kept if sizes.is_own or width == FLOAT32 else HF_LAYER * kept
 
 
 def activations(sizes: ModelSizes, batch: MicroBatch, *, width: int, recomputes: bool, ranks: int = 1) -> MemoryPart:
