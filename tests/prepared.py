@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trinity.runtime.allocator import allocator_variables
 from trinity.utils.gpu import device_count
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,6 +82,8 @@ def start(
             text=True,
             start_new_session=True,
         )
+    if list(words[:1]) == ["run"]:  # with which it would be begun again, all imports included
+        variables |= allocator_variables(variables)
     if output is not None:
         return PreparedProcess(words, cwd, variables, output.fileno())
     reader, writer = os.pipe()
@@ -131,13 +134,14 @@ class _Server:
     """The process that forks, and the socket on which it is told what."""
 
     def __init__(self) -> None:
+        variables = read_early(variables_of(_AT_FIRST))
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.lock = threading.Lock()
         with theirs:
             self.process = subprocess.Popen(  # it ends with this process, which has the only other end of the socket
                 [sys.executable, "-m", "tests.prepared_server", str(theirs.fileno())],
                 cwd=ROOT,
-                env=read_early(variables_of(_AT_FIRST)),
+                env=variables | allocator_variables(variables),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
