@@ -52,6 +52,7 @@ def check_pages(browser: Browser, language: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_nothing_serious_is_wrong_with_the_pages_of_the_studio(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(TinyRun(tmp_path).change(trainer__total_stesp=3).tree))
     for name, lr in (("a", 0.1), ("b", 0.2)):
@@ -66,6 +67,7 @@ def test_nothing_serious_is_wrong_with_the_pages_of_the_studio(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_nothing_serious_is_wrong_with_a_report(tmp_path: Path) -> None:
     panels = panels_of("run", StageCurves(reward=[(1, 0.0), (2, 1.0)]))
     with browsing() as browser:

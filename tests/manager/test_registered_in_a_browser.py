@@ -24,6 +24,7 @@ def value(browser: Browser) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_a_parameter_that_a_plugin_registers_is_a_field_and_a_line_of_the_file(tmp_path: Path) -> None:
     """Of four GPUs one is the engine's; the batch is sixteen rollouts for each of the trainer's."""
     tree = TinyRun(tmp_path).change(cluster__node_num=1, cluster__gpu_per_node=4).tree

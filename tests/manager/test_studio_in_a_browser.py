@@ -98,6 +98,7 @@ def view(browser: Browser, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_a_run_is_configured_started_watched_and_stopped(tmp_path: Path) -> None:
     TinyRun(tmp_path)
     (tmp_path / "plugins").mkdir()

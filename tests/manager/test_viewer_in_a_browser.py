@@ -87,6 +87,7 @@ def show(browser: Browser, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_an_experience_is_found_opened_and_shared(viewing: tuple[Serving, Browser]) -> None:
     served, browser = viewing
     browser.open(served.address)
@@ -125,6 +126,7 @@ def test_an_experience_is_found_opened_and_shared(viewing: tuple[Serving, Browse
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_nothing_serious_is_wrong_with_the_pages_of_the_viewer(viewing: tuple[Serving, Browser]) -> None:
     """By axe-core, in both languages."""
     served, browser = viewing
@@ -139,6 +141,7 @@ def test_nothing_serious_is_wrong_with_the_pages_of_the_viewer(viewing: tuple[Se
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_what_a_model_wrote_is_text_in_the_browser(viewing: tuple[Serving, Browser]) -> None:
     """X21, in every part of the page, and in a link that somebody made."""
     served, browser = viewing
