@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TRAINER_MIB, ENGINE_MIB, VLLM_MIB, CONTROL_MIB = 475, 90, 525, 530
 """Python and libraries, measured on Linux x86-64 with the CPU build of PyTorch 2.13: of a process that trains, what an
-engine in it adds, what vLLM adds, and of a process that only waits for others."""
+engine in it adds, what vLLM adds, and of a process that computes nothing on a CPU, whatever it waits for."""
 KERNELS_MIB = 85
 """Numba and the kernels that it compiles or reads (`utils.fused`), of which the import alone takes 65."""
 KEPT_FRAC = 0.3
@@ -67,7 +67,7 @@ def placed(config: Config, models: PlannedModels, *, card_bytes: int | None) -> 
     if explores(config):
         found += _engines(config, models, main, card_bytes=card_bytes)
     size = CONTROL_MIB if is_apart or not main else TRAINER_MIB + (ENGINE_MIB if explores(config) else 0)
-    libraries = [MemoryPart("Python and libraries", size * MIB, MEASURED)]
+    libraries = [_libraries(size)]
     if main and not is_apart:
         libraries += _kernels(config, models.policy)
     on_card = [each for each in found if each.place != HOST]
@@ -102,7 +102,7 @@ def _trainer(config: Config, models: PlannedModels, main: list[MemoryPart]) -> I
     count, libraries = models.policy.num_parameters, [_libraries(), *_kernels(config, models.policy)]
     if is_gpu:
         yield PlacedMemory("trainer", TRAINER_GPU, kept([_cuda(), *parts]), count=world)
-        in_host = [_libraries(), *_offloaded(config, count, world, has_reference=models.has_reference)]
+        in_host = [_libraries(CONTROL_MIB), *_offloaded(config, count, world, has_reference=models.has_reference)]
         yield PlacedMemory("trainer", HOST, kept(in_host), count=world)
     elif is_sharded:
         shared = MemoryPart("weights to publish", count * FLOAT32 // world, rule=f"{millions(count)} / {world} workers")
@@ -136,14 +136,14 @@ def _engines(
     if is_gpu:
         yield PlacedMemory("engine", ENGINE_GPU, kept([_cuda(), *each]), count=rollout.engine_num * over)
         if not is_inside or rollout.engine_type == "vllm":
-            yield PlacedMemory("engine", HOST, (_libraries(),), count=rollout.engine_num * over)
+            yield PlacedMemory("engine", HOST, (_libraries(CONTROL_MIB),), count=rollout.engine_num * over)
     elif is_inside:
         main += each
     else:
         kernels = () if rollout.engine_type in ("vllm", "vllm_async") else _kernels(config, models.engine)
         yield PlacedMemory("engine", HOST, kept([_libraries(), *kernels, *each]), count=rollout.engine_num)
     if is_apart:
-        yield PlacedMemory("explorer", HOST, (_libraries(),))
+        yield PlacedMemory("explorer", HOST, (_libraries(CONTROL_MIB),))
     for index, sizes in models.auxiliary:
         of = config.explorer.auxiliary_models[index]
         parts = [replace(part, name=f"{part.name} of auxiliary model {index}")
@@ -162,8 +162,8 @@ def _engine_parts(config: Config, sizes: ModelSizes, *, is_gpu: bool, card_bytes
     return list(torch_parts(config, sizes, is_gpu=is_gpu))
 
 
-def _libraries() -> MemoryPart:
-    return MemoryPart("Python and libraries", TRAINER_MIB * MIB, MEASURED)
+def _libraries(mib: int = TRAINER_MIB) -> MemoryPart:
+    return MemoryPart("Python and libraries", mib * MIB, MEASURED)
 
 
 def _kernels(config: Config, sizes: ModelSizes) -> Iterator[MemoryPart]:
