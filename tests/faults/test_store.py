@@ -123,6 +123,11 @@ def test_a_stopped_trainer_that_wakes_up_after_its_successor_is_fenced(tmp_path:
         assert store.counts(BUFFER, RUN)["trained"] == 4
 
 
+def num_waiting(store: ExperienceStore) -> int:
+    counts = store.counts(BUFFER, RUN)
+    return int(counts["ready"] + counts["claimed"])
+
+
 def test_a_producer_that_is_ten_times_too_fast_waits_and_the_queue_stays_bounded(tmp_path: Path) -> None:
     capacity, size, num_steps, highest = 16, 2, 40, 0
     with ExperienceStore(f"sqlite:///{tmp_path}/e.db", capacity=capacity) as store:
@@ -140,9 +145,10 @@ def test_a_producer_that_is_ten_times_too_fast_waits_and_the_queue_stays_bounded
         thread.start()
         step = 0
         while not (batch := store.read_batch(token, 8, timeout_s=60)).is_closed:
-            time.sleep(0.05)  # an append takes a tenth of it
-            counts = store.counts(BUFFER, RUN)
-            highest = max(highest, counts["ready"] + counts["claimed"])
+            while num_waiting(store) < capacity and thread.is_alive():
+                time.sleep(0.005)
+            time.sleep(0.05)  # long enough for ten appends more
+            highest = max(highest, num_waiting(store))
             step += 1
             store.commit_step(token, step, uids(batch.experiences))
         thread.join(timeout=60)
