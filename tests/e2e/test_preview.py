@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.test_try import PLUGIN
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +67,17 @@ def test_the_prompts_are_those_that_the_run_sends(run: TinyRun) -> None:
     with sqlite3.connect(run.job / "buffer" / "experience.db") as database:
         rows = database.execute("select distinct prompt_text from experience").fetchall()
     assert {row[0] for row in rows} <= set(shown) and len(rows) > 1
+
+
+def test_tasks_are_shown_without_torch(run: TinyRun) -> None:
+    """Its import takes as long as reading and rendering ten thousand rows."""
+    (run.folder / "run.yaml").write_text(yaml.safe_dump(run.tree))
+    code = "import sys; from trinity.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "assert 'transformers' in sys.modules and 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "data", "preview", "--config", "run.yaml"]
+    done = subprocess.run(command, cwd=run.folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 usable rows" in done.stdout
 
 
 def test_a_terminal_gets_a_histogram_and_what_is_too_long(run: TinyRun) -> None:

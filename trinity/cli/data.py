@@ -47,15 +47,18 @@ def preview(
     """
     path = chosen_file(file, config)
     with ended_with():
-        from trinity.launch.trial.dataset_preview import datasets_previewed
         from trinity.launch.trial.preview import previewed
         from trinity.launch.trial.stage import TrialOptions, data_stages, has_tasks
+        from trinity.preflight.data import training_datasets
 
         options = TrialOptions(tuple(set_ or ()), tuple(plugin_dir or ()), stage)
         found: list[TasksetPreview | DatasetPreview] = []
         for each in data_stages(path, options):
             found += previewed(each, num_shown=number) if has_tasks(each) else []
-            found += datasets_previewed(each, num_shown=number, num_places=MOST_BAD, num_measured=measured)
+            if any(training_datasets(each)):  # else torch is not needed, whose import takes seconds
+                from trinity.launch.trial.dataset_preview import datasets_previewed
+
+                found += datasets_previewed(each, num_shown=number, num_places=MOST_BAD, num_measured=measured)
         if as_json:
             typer.echo(json.dumps([each.facts() for each in found], indent=2, ensure_ascii=True))
             return
