@@ -20,6 +20,7 @@ from tests.docs.followed import STEP, run_lines
 from tests.docs.pages import ROOT, page
 from tests.e2e.test_own_ray import trains
 from tests.e2e.test_ray_start import home as home
+from tests.prepared import DEADLINE_S
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -82,7 +83,7 @@ def slurm(home: Path) -> Iterator[dict[str, str]]:
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
-            daemon.wait(60)
+            daemon.wait(DEADLINE_S)
 
 
 MUNGE = {"socket": "socket", "key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}

@@ -16,6 +16,7 @@ import yaml
 from tests import prepared
 from tests.e2e.plugin_texts import REWARD
 from tests.e2e.tiny_run import PLAIN, TinyRun
+from tests.prepared import DEADLINE_S
 from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
 
 
@@ -77,7 +78,7 @@ class Parts:
         """Run components in a thread each; return their results, or raise the first failure."""
         with ThreadPoolExecutor(len(components)) as pool:
             ends: dict[str, Future[RunResult]] = {name: pool.submit(self.run, name) for name in components}
-            return {name: end.result(timeout=120) for name, end in ends.items()}
+            return {name: end.result(timeout=DEADLINE_S) for name, end in ends.items()}
 
     def start(self, component: str, *extra: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start a component in a process of its own; its output goes to `<component>.out`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.parts import Parts
+from tests.prepared import DEADLINE_S
 from trinity.common.experience import Experience
 from trinity.explorer.proxy.client import TrinityClient
 
@@ -82,7 +83,7 @@ class Serving:
         """Kill the service, if it still lives."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(30)
+            self.process.wait(DEADLINE_S)
 
     def stored(self) -> list[Experience]:
         """Return the experiences of the store, in the order of the log."""
@@ -91,4 +92,4 @@ class Serving:
 
     def train(self, *extra: str) -> int:
         """Run the trainer to its end; return its exit status."""
-        return self.parts.start("trainer", *extra).wait(120)
+        return self.parts.start("trainer", *extra).wait(DEADLINE_S)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tests.e2e.test_interrupted_run import wait_for
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 from trinity.cli.app import app
 from trinity.launch.jobs import job_state
 from trinity.utils.locks import FileLock, part_lock
@@ -57,7 +58,7 @@ def test_a_run_is_listed_stopped_and_resumed_to_its_end(tmp_path: Path) -> None:
         reader = threading.Thread(target=process.communicate)  # what nobody reads would block it at its end
         reader.start()
         ended = trinity("stop", run.job)
-        reader.join(240)
+        reader.join(DEADLINE_S)
     finally:
         process.kill()
     assert ended.exit_code == 0 and "stopped: " in ended.stdout, ended.output
@@ -121,7 +122,7 @@ def test_a_followed_log_gives_the_lines_that_come_and_of_files_that_come(done: T
         (job / "log" / "newer.log").write_bytes(b"first\nsecond\n")
         assert [process.stdout.readline() for _ in range(2)] == ["newer: first\n", "newer: second\n"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(240) == 0
+        assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()
 

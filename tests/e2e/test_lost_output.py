@@ -15,6 +15,7 @@ import yaml
 
 from tests.e2e.short_run import ROOT
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 from trinity.launch.job import LOCK
 from trinity.utils.locks import is_held
 
@@ -52,7 +53,7 @@ def test_a_full_disk_and_a_closed_pipe_under_the_output_do_not_end_a_run(tmp_pat
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=full, stderr=writing)
         os.close(writing)
         assert lines.readline()  # `trinity run |& head -1`
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=DEADLINE_S) == 0
     record = json.loads((run.job / "run.json").read_text())
     assert (record["status"], record["exit_code"], record["training_step"]) == ("done", 0, 2)
     log = (run.job / "log" / "run.log").read_text()
@@ -68,7 +69,7 @@ def test_closing_the_terminal_stops_the_run_in_order(tmp_path: Path) -> None:
     shell = ["sh", "-c", 'exec <"$0" >"$0" 2>&1; "$@"', os.ttyname(theirs), *command]
     leader = subprocess.Popen(shell, cwd=tmp_path, env=environment(), start_new_session=True)
     os.set_blocking(ours, False)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + DEADLINE_S
     while not (run.job / "metrics.jsonl").exists() or len(run.lines("trainer")) < 2:
         try:
             os.read(ours, 65536)
@@ -77,7 +78,7 @@ def test_closing_the_terminal_stops_the_run_in_order(tmp_path: Path) -> None:
         assert time.monotonic() < deadline and leader.poll() is None
     os.close(ours)
     os.close(theirs)
-    leader.wait(timeout=30)
+    leader.wait(timeout=DEADLINE_S)
     while is_held(run.job / LOCK):
         assert time.monotonic() < deadline + 60
         time.sleep(0.05)

@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.e2e.parts import Parts
 from tests.postgresql import Server
+from tests.prepared import DEADLINE_S
 from trinity.launch.samples import fates_of
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ def test_nothing_is_lost_and_nothing_trained_twice(tmp_path: Path, postgresql: S
     alive: dict[str, subprocess.Popen[str]] = {}
 
     def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + DEADLINE_S
         while not condition():
             ended = [name for name, process in alive.items() if process.poll() not in (None, 0)]
             assert not ended and time.monotonic() < deadline, (ended, *(parts.output(name)[-3000:] for name in ended))
@@ -70,7 +71,7 @@ def test_nothing_is_lost_and_nothing_trained_twice(tmp_path: Path, postgresql: S
         """Kill parts and restart the server, which the others see; then start the parts again."""
         for name in killed:
             alive[name].kill()
-            alive[name].wait(60)
+            alive[name].wait(DEADLINE_S)
         postgresql.restart()
         for name in killed:
             alive[name] = parts.start(name)

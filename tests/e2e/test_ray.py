@@ -21,6 +21,7 @@ from tests.e2e.short_run import comparable_metrics
 from tests.e2e.test_algorithms import finish
 from tests.e2e.test_resume import final_weights
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 from tests.runtime.parts import Part
 from tests.runtime.test_contract import gone_soon
 from trinity.cli.live import one_line
@@ -203,7 +204,7 @@ def test_parts_on_ray_explore_train_and_evaluate_and_a_rank_that_dies_costs_noth
     process = parts.start("trainer", failpoints="train.before_step=sleep")
     pids = pids_at(parts, "checkpoint of step 1:")
     os.kill(pids["trainer_rank_1"], signal.SIGKILL)
-    assert process.wait(timeout=120) == ExitCode.RUNTIME, parts.output("trainer")
+    assert process.wait(timeout=DEADLINE_S) == ExitCode.RUNTIME, parts.output("trainer")
     failed = parts.output("trainer").splitlines()[-1]
     rank = f"trainer_rank_1 (process {pids['trainer_rank_1']} on "
     assert failed.startswith(f"failed with exit code 5: [E5701] {rank}"), parts.output("trainer")

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.e2e.serving import KEY, Serving
+from tests.prepared import DEADLINE_S
 from trinity.common.errors import DeadlineError, ExitCode
 from trinity.explorer.proxy.client import ServeError, TrinityClient
 from trinity.launch.samples import fates_of
@@ -164,7 +165,7 @@ def test_a_trainer_beside_it_trains_what_is_committed_and_its_weights_are_served
     serving.start()
     trainer = serving.parts.start("trainer", "--set", "trainer.total_steps=2")
     for version in range(2):
-        end = time.monotonic() + 60
+        end = time.monotonic() + DEADLINE_S
         while serving.client().get_metrics()["model_version"] < version:
             assert time.monotonic() < end, serving.parts.output("trainer")
             time.sleep(0.1)
@@ -172,7 +173,7 @@ def test_a_trainer_beside_it_trains_what_is_committed_and_its_weights_are_served
             client = serving.client("task", run)
             client.feedback(float(run % 2), [serving.ask(client).id])
         assert client.commit()["step"] == version + 1
-    assert trainer.wait(60) == ExitCode.DONE, serving.parts.output("trainer")
+    assert trainer.wait(DEADLINE_S) == ExitCode.DONE, serving.parts.output("trainer")
     assert [str(found) for found in fates_of(serving.parts.job).values()] == ["8 issued = 8 trained + 0 waiting"]
     versions = serving.parts.query("select model_version, count(*) from experience group by 1 order by 1")
     assert versions == [(0, 4), (1, 4)]
@@ -255,9 +256,9 @@ def test_too_few_engines_for_too_long_end_the_run(serving: Serving):
 
 def test_a_name_that_has_explored_tasks_is_refused(serving: Serving):
     serving.parts.trees["explorer"]["buffer"]["total_steps"] = 1
-    assert serving.parts.start("explorer").wait(60) == ExitCode.DONE, serving.parts.output("explorer")
+    assert serving.parts.start("explorer").wait(DEADLINE_S) == ExitCode.DONE, serving.parts.output("explorer")
     process = serving.parts.start("explorer", "--set", "mode=serve")
-    assert process.wait(60) == ExitCode.USAGE
+    assert process.wait(DEADLINE_S) == ExitCode.USAGE
     assert "E1898" in serving.parts.output("explorer")
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.e2e.parts import Parts
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 from trinity.cli.app import app
 from trinity.common.errors import CheckpointError, ExitCode, StarvedError
 from trinity.launch.run import RunOptions, RunResult, plan_run, run_plan
@@ -86,7 +87,7 @@ def test_a_trainer_whose_explorers_ended_before_its_last_step_says_so(tmp_path: 
             assert not exploring.done(), exploring.result()
             time.sleep(0.02)
         assert parts.run("trainer").stages[0].training_step == 5
-        assert exploring.result(timeout=60).stages[0].explore_step == 5
+        assert exploring.result(timeout=DEADLINE_S).stages[0].explore_step == 5
     assert parts.query("select state, count(*) from experience group by 1") == [("trained", 20)]
 
 

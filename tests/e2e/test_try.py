@@ -15,6 +15,7 @@ from tests import prepared
 from tests.docs.pages import page
 from tests.e2e.short_run import ShortRun
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 from trinity.common.errors import ExitCode
 from trinity.common.schema.sql_schema import ExperienceModel
 from trinity.utils.gpu import HIDDEN, device_count
@@ -151,7 +152,7 @@ def test_an_output_that_cannot_be_written_is_named(run: TinyRun) -> None:
 
 def test_json_is_all_that_goes_to_the_output(run: TinyRun, tmp_path: Path) -> None:
     with (tmp_path / "printed.json").open("w") as file:
-        assert run.start("--json", "-n", "1", words=("try", "--config", "run.yaml"), output=file).wait(120) == 0
+        assert run.start("--json", "-n", "1", words=("try", "--config", "run.yaml"), output=file).wait(DEADLINE_S) == 0
     (rollout,) = json.loads((tmp_path / "printed.json").read_text())
     assert rollout["outcome"] == "completed" and rollout["model_calls"] == 1
     assert rollout["turns"][0]["prompt"] == "0+1=" and "tokens" not in rollout["turns"][0]

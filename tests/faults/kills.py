@@ -24,6 +24,7 @@ from pathlib import Path
 
 from tests.e2e.parts import Parts
 from tests.e2e.tiny_run import PLAIN
+from tests.prepared import DEADLINE_S
 from trinity.launch.process import prepare_process
 from trinity.launch.run import RunOptions, plan_run, run_plan
 from trinity.utils import failpoints
@@ -179,7 +180,7 @@ class Job:
             victim.join(0.02)
         victim.join(self.draw.uniform(0.0, 0.2))
         victim.kill()
-        victim.join(30)
+        victim.join(DEADLINE_S)
 
     def progress(self) -> int:
         """Return the explore steps in the log and the training steps in the ledger."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.parts import Parts
+from tests.prepared import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def ended(process: subprocess.Popen[str]) -> int:
-    return process.wait(timeout=90)
+    return process.wait(timeout=DEADLINE_S)
 
 
 @pytest.mark.difference("Explorer and trainer apart")

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from tests.e2e.serving import Serving
+from tests.prepared import DEADLINE_S
 from trinity.explorer.proxy.client import ServeError, TrinityClient
 
 pytestmark = pytest.mark.slow
@@ -61,7 +62,7 @@ def test_random_kills_lose_and_repeat_nothing(tmp_path: Path):
             time.sleep(chance.uniform(0.0, 0.1))  # at any point of a call
             serving.kill()
             for caller in callers:
-                caller.join(30)
+                caller.join(DEADLINE_S)
                 assert not caller.is_alive()
         serving.start().commit()
         serving.stop()

@@ -18,13 +18,14 @@ import pytest
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, generated, open_store, uids
 from tests.buffer.store.test_faults import run, start, trained
 from tests.e2e.tiny_run import TinyRun
+from tests.prepared import DEADLINE_S
 from trinity.buffer.store import ExperienceStore
 
 LOCK_S = 20.0
 
 
 def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE_S
     while not file.exists():
         assert time.monotonic() < deadline, f"{file} did not appear"
         time.sleep(0.005)
@@ -91,12 +92,12 @@ def test_several_producers_of_which_one_is_killed_lose_and_double_nothing(tmp_pa
         fails = {"b": "store.append.before_commit=kill@2"}
         processes = {name: start("produce", tmp_path, fail=fails.get(name, ""), **options[name]) for name in names}
         for process in processes.values():
-            process.join(timeout=60)
+            process.join(timeout=DEADLINE_S)
         assert [process.exitcode for process in processes.values()] == [0, -9, 0]
         counts = store.counts(BUFFER, RUN)
         assert generated(counts) == 2 * steps * tasks + tasks, "the step that was not committed is not there"
         assert run("produce", tmp_path, **options["b"]) == 0
-        trainer.join(timeout=60)
+        trainer.join(timeout=DEADLINE_S)
         assert trainer.exitcode == 0
         assert store.counts(BUFFER, RUN) == {"ready": 0, "claimed": 0, "trained": 36, "dropped": {}}
     used = trained(tmp_path, up_to=36)
@@ -117,7 +118,7 @@ def test_a_stopped_trainer_that_wakes_up_after_its_successor_is_fenced(tmp_path:
         store.commit_step(token, 1, taken)
         (tmp_path / "go").touch()
         os.kill(zombie.pid, signal.SIGCONT)
-        zombie.join(timeout=60)
+        zombie.join(timeout=DEADLINE_S)
         assert (tmp_path / "error").read_text() == "E5203"
         assert taken == uids(rows) == store.step_uids(token, 1)
         assert store.counts(BUFFER, RUN)["trained"] == 4
@@ -151,7 +152,7 @@ def test_a_producer_that_is_ten_times_too_fast_waits_and_the_queue_stays_bounded
             highest = max(highest, num_waiting(store))
             step += 1
             store.commit_step(token, step, uids(batch.experiences))
-        thread.join(timeout=60)
+        thread.join(timeout=DEADLINE_S)
         assert step == num_steps * size // 8, "every batch was full"
         assert capacity <= highest < capacity + size
         assert store.counts(BUFFER, RUN) == {"ready": 0, "claimed": 0, "trained": num_steps * size, "dropped": {}}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.prepared import DEADLINE_S
 from trinity.manager.studio.processes import ended_badly, last_lines, start_run
 
 
@@ -15,7 +16,7 @@ def test_a_run_that_fails_is_told_once_with_what_it_printed(tmp_path: Path, monk
     monkeypatch.setenv("STREAMLIT_SERVER_BASE_URL_PATH", "secret-of-the-page")
     (tmp_path / "run.yaml").write_text("name: ${oc.env:STREAMLIT_SERVER_BASE_URL_PATH}\n")
     started = start_run(tmp_path / "run.yaml")
-    assert started.process.wait(120) == 2 and started.output == tmp_path / "run.out"
+    assert started.process.wait(DEADLINE_S) == 2 and started.output == tmp_path / "run.out"
     assert ended_badly() == [started] and ended_badly() == []
     said = last_lines(started.output, 100)
     assert "STREAMLIT_SERVER_BASE_URL_PATH" in said and "secret-of-the-page" not in said

@@ -23,6 +23,7 @@ from sqlalchemy import create_engine, update
 from tests.cli.test_commands import _log_as_before, invoke  # noqa: F401
 from tests.e2e.tiny_run import TinyRun
 from tests.manager.viewer_page import Write
+from tests.prepared import DEADLINE_S
 from trinity.buffer.records import Records
 from trinity.buffer.wanted import Wanted
 from trinity.common.errors import EnvironmentProblem, ExitCode
@@ -133,7 +134,7 @@ def test_the_server_answers_at_its_secret_path_of_the_loopback_address_alone(tmp
         assert {place.ip for place in listening if place.port == viewing.port} == {"127.0.0.1"}
         assert str(tmp_path) not in Path(f"/proc/{viewing.process.pid}/cmdline").read_text(), "an address may be secret"
         viewing.process.send_signal(signal.SIGINT)
-        assert viewing.process.wait(60) == 0
+        assert viewing.process.wait(DEADLINE_S) == 0
 
 
 def test_the_viewer_of_debug_shows_what_debug_writes_and_that_of_a_run_its_store(
