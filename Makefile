@@ -1,6 +1,6 @@
 # make demo    set up .venv and train the quickstart
 # make test    set up .venv and run the tests
-# make nightly run what takes long as it is written: examples, installation (an hour)
+# make nightly run what takes minutes: examples and the installation as written, ... (90 minutes)
 # make check   set up .venv and run the linters
 # make docs    set up .venv and build the documentation as a web site: site/index.html
 # make gpu     show in nine minutes what only a CUDA device can; writes gpu_report.json

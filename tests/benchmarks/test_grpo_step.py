@@ -28,7 +28,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_our_side_trains_all_sequences_and_reports_its_times() -> None:
     done = run(*TINY, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,7 +46,7 @@ def test_our_side_trains_all_sequences_and_reports_its_times() -> None:
     assert not [key for key in result if "trl" in key]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("work", "rows"), [("long", 4), ("episodes", 12)])
 def test_long_prompts_and_episodes_are_measured_beside_rows_apart(work: str, rows: int) -> None:
     sizes = ("--prompts", "1", "--samples", "4") if work == "long" else ("--prompts", "1", "--samples", "2")

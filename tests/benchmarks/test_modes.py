@@ -24,6 +24,7 @@ def write_config(modes: ModuleType, folder: Path, size: str) -> Path:
     return Path(modes.write_config(folder, size=size, seed=42, steps=3, imitation=2))
 
 
+@pytest.mark.nightly
 def test_a_table_has_a_row_a_mode(
     script: Scripts, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.loaded_plugins import forget_plugins
 from trinity.summary.facts import latest_hf_model
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_setting_trains_all_rollouts_of_a_tool_that_takes_time(
     tmp_path: Path, script: Callable[[str], ModuleType]
 ) -> None:

@@ -29,7 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_paths_sample_the_same_and_the_fast_one_holds_the_prompt_once() -> None:
     done = run(*TINY, "--lengths", "600", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

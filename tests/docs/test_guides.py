@@ -57,7 +57,7 @@ def test_the_names_of_trl_and_verl_are_those_that_are_understood() -> None:
 
 
 @pytest.mark.runs("docs/sft-grpo-lora.md")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_sft_and_then_an_adapter(tmp_path: Path) -> None:
     said = follow(page("docs/sft-grpo-lora.md"), tmp_path)
@@ -68,7 +68,7 @@ def test_sft_and_then_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.runs("docs/quickstart.md", "trinity ")
 @pytest.mark.runs("docs/running.md", "trinity quickstart", "trinity validate", "trinity run --config quickstart/")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_quickstart(tmp_path: Path) -> None:
     """With its stages made short: `trinity quickstart` keeps the file that is there."""
@@ -94,7 +94,7 @@ def test_the_quickstart(tmp_path: Path) -> None:
 
 
 @pytest.mark.runs("docs/gsm8k.md")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_gsm8k_with_a_model_that_answers_in_one_word(tmp_path: Path) -> None:
     write_judge(tmp_path / "word")

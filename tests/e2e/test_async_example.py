@@ -106,6 +106,7 @@ def test_two_explorers_and_a_trainer_learn_apart(folder: Path):
     assert mean(accuracy[-8:]) > mean(accuracy[:2]) + 0.15, accuracy
 
 
+@pytest.mark.nightly
 def test_the_same_files_run_on_one_ray_cluster(folder: Path):
     pytest.importorskip("ray")
     with own_cluster() as cluster:

@@ -37,7 +37,7 @@ FILTERED = (
 FIRST_STAGE_STEPS = 1
 
 CASES = [
-    pytest.param(OFFSET, f"train.after_step=kill@{FIRST_STAGE_STEPS + 4}", id="offset"),
+    pytest.param(OFFSET, f"train.after_step=kill@{FIRST_STAGE_STEPS + 4}", id="offset", marks=pytest.mark.nightly),
     # The checkpoint of step 5 lies between the versions 4 and 8.
     pytest.param(INTERVALS, f"train.after_step=kill@{FIRST_STAGE_STEPS + 6}", id="intervals"),
     pytest.param(FILTERED, "explore.after_rollout=kill@3", id="filtered"),

@@ -79,6 +79,7 @@ def killed_ahead(run: TinyRun, *, last: int, num_steps: int) -> dict[int, float]
     return dict(of_mlflow(run, "time/train_step"))
 
 
+@pytest.mark.nightly
 def test_a_tracker_has_each_step_once_whatever_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = TinyRun(tmp_path).change(
         buffer__total_steps=LAST,

@@ -11,7 +11,9 @@ from tools.leftovers import ENDS, measure
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize(("mode", "end"), [("local", "term"), ("vllm", "normal")])
+@pytest.mark.parametrize(
+    ("mode", "end"), [("local", "term"), pytest.param("vllm", "normal", marks=pytest.mark.nightly)]
+)
 def test_nothing_is_left(tmp_path: Path, mode: str, end: str) -> None:
     if mode.startswith("vllm"):
         pytest.importorskip("vllm")

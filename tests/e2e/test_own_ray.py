@@ -114,6 +114,7 @@ def test_a_failure_on_a_ray_of_its_own_keeps_what_ray_said_and_nothing_else_of_i
     assert list((run.job / "log" / "ray").glob("raylet*.out")) and not list(no_cluster.iterdir())
 
 
+@pytest.mark.nightly
 def test_sigterm_to_the_group_of_a_run_with_its_own_ray_ends_it_in_order(tmp_path: Path, no_cluster: Path) -> None:
     """As `timeout`, a scheduler or a closed terminal send it: to all processes of the group."""
     run = trains(tmp_path)

@@ -142,6 +142,7 @@ def test_the_printed_command_continues_the_run(
     assert ("continuing from step " in pasted.output) is not is_quiet, pasted.output
 
 
+@pytest.mark.nightly
 def test_a_program_that_was_not_found_by_name_is_called_as_it_was(tmp_path: Path, plugins: Path) -> None:
     run = make(tmp_path)
     run.plugin = PLUGIN

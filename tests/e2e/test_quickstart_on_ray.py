@@ -14,7 +14,7 @@ from tests.e2e.short_run import ROOT
 from trinity.quickstart.dataset import solution, write_jsonl
 from trinity.quickstart.folder import prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 PAIRS = [(13 + 7 * i, 88 - 5 * i) for i in range(12)]  # all of them carry
 SFT_STEPS, EXPLORE_STEPS = 70, 10

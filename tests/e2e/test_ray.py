@@ -159,6 +159,7 @@ def test_a_runner_killed_on_ray_is_replaced_and_engines_there_take_a_broadcast(
     assert min(line["perf/sync_gb_per_second"] for line in run.lines("explorer") if line["step"] > 1) > 0
 
 
+@pytest.mark.nightly
 def test_a_run_whose_cluster_loses_its_head_ends_and_can_be_resumed(
     tmp_path: Path, plugins: Path, whole: TinyRun
 ) -> None:

@@ -71,7 +71,9 @@ def command(text: str, *, address: str, is_exported: bool = False) -> None:
 
 @pytest.mark.runs("docs/scale-out.md", "ray start")
 @pytest.mark.runs("docs/cluster.md", "ray start", "trinity run")
-@pytest.mark.parametrize("has_token", [False, True], ids=["no token", "token"])
+@pytest.mark.parametrize(
+    "has_token", [pytest.param(False, id="no token", marks=pytest.mark.nightly), pytest.param(True, id="token")]
+)
 def test_the_commands_of_the_page_start_a_cluster_that_a_run_joins(home: Path, has_token: bool) -> None:
     """`ray start --head`, `ray start --address`, `trinity run`, by a user whom Ray has once given a token or not."""
     if has_token:

@@ -236,6 +236,7 @@ def test_without_enough_engines_calls_are_refused_until_they_are_back(serving: S
 
 
 @pytest.mark.difference("`explorer.min_running_model_num`")
+@pytest.mark.nightly
 def test_too_few_engines_for_too_long_end_the_run(serving: Serving):
     explorer = serving.parts.trees["proxy"]["explorer"]
     explorer |= {"min_running_model_num": 2, "service_status_check_interval": 0.1, "engine_probe_interval": 0.2}

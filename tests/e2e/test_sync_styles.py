@@ -121,8 +121,10 @@ def test_an_evaluation_pauses_the_rollouts(tmp_path: Path, plugins: Path) -> Non
 
 @pytest.mark.parametrize(
     "transport",
-    [{"sync_method": "nccl"}, {"sync_method": "checkpoint", "checkpoint_delta": True}],
-    ids=["nccl", "delta"],
+    [
+        pytest.param({"sync_method": "nccl"}, id="nccl"),
+        pytest.param({"sync_method": "checkpoint", "checkpoint_delta": True}, id="delta", marks=pytest.mark.nightly),
+    ],
 )
 def test_every_transport_brings_two_engines_what_memory_brings_one(
     tmp_path: Path, plugins: Path, in_memory: TinyRun, transport: dict[str, Any]

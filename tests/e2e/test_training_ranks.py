@@ -42,6 +42,7 @@ def test_two_workers_train_what_the_explorer_samples_with_their_weights(tmp_path
 
 
 @pytest.mark.difference("`trainer_strategy: megatron`")
+@pytest.mark.nightly
 def test_two_workers_that_share_matrices_and_then_layers_train_as_one(tmp_path: Path, plugins: Path) -> None:
     alone, shared = make_run(tmp_path / "alone", PPO), make_run(tmp_path / "shared", PPO)
     shared.change(**SHARED)

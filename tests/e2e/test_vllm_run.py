@@ -28,7 +28,13 @@ def learned(folder: Path, plugins: Path, engine: str, adapter: list[dict[str, in
 
 
 @pytest.mark.runs("docs/engines.md", "trinity run")
-@pytest.mark.parametrize("adapter", [None, [{"lora_rank": 4, "lora_alpha": 8}]], ids=["all weights", "adapter"])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        pytest.param(None, id="all weights", marks=pytest.mark.nightly),
+        pytest.param([{"lora_rank": 4, "lora_alpha": 8}], id="adapter"),
+    ],
+)
 def test_a_run_on_vllm_is_that_on_the_torch_engine(
     tmp_path: Path, plugins: Path, adapter: list[dict[str, int]] | None
 ) -> None:

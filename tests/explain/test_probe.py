@@ -153,6 +153,7 @@ def test_the_settings_of_a_correction_move_something(tmp_path: Path) -> None:
     assert len(report.rows) == 4 and not [row.key for row in report.rows if row.is_inert or row.gradient is None]
 
 
+@pytest.mark.nightly
 def test_the_value_loss_of_a_critic_is_probed_as_well(tmp_path: Path) -> None:
     critic = "trainer.trainer_config.critic"
     file = written(tmp_path, {"algorithm_type": "ppo"})

@@ -105,7 +105,7 @@ def test_what_ends_or_blocks_a_process_ends_one_attempt(rollouts: Rollouts, tmp_
     assert seconds < 60
 
 
-@pytest.mark.parametrize("act", ["hold", "segfault"])
+@pytest.mark.parametrize("act", [pytest.param("hold", marks=pytest.mark.nightly), "segfault"])
 def test_what_ends_or_blocks_a_shared_process_costs_its_neighbours_no_attempt(
     rollouts: Rollouts, tmp_path: Path, act: str
 ) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from tests.e2e.short_run import ShortRun, wall_seconds
 
-NUM_KILLS = 20
-
 
 def made(folder: Path) -> ShortRun:
     return ShortRun.make(folder, test_rows=8)
@@ -35,14 +33,15 @@ def without_paths(outcome: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_twenty_kills_at_random_instants_change_no_bit(undisturbed, tmp_path: Path):
+@pytest.mark.parametrize("num_kills", [5, pytest.param(20, marks=pytest.mark.nightly)])
+def test_kills_at_random_instants_change_no_bit(undisturbed, tmp_path: Path, num_kills: int):
     expected, seconds = undisturbed
     draw = random.Random(20)
     kills, runs, run = 0, 0, None
-    while kills < NUM_KILLS or run is not None:
+    while kills < num_kills or run is not None:
         is_whole, run = run is None, run or made(tmp_path / f"run{runs}")
         begun = time.monotonic()
-        if kills < NUM_KILLS and run.kill_after(draw.uniform(0.0, seconds)):
+        if kills < num_kills and run.kill_after(draw.uniform(0.0, seconds)):
             kills += 1
             continue
         if is_whole:  # the machine may have less to do beside it than when it was measured
@@ -51,7 +50,7 @@ def test_twenty_kills_at_random_instants_change_no_bit(undisturbed, tmp_path: Pa
         assert status == 0, output
         assert without_paths(run.outcome()) == without_paths(expected), f"after {kills} kills in all"
         run, runs = None, runs + 1
-    assert kills == NUM_KILLS
+    assert kills == num_kills
 
 
 POINTS = [
@@ -73,11 +72,15 @@ POINTS = [
     ("train.after_step", 7),
     ("explore.after_rollout", 2),
 ]
+IN_EVERY_RUN = {"ckpt.after_files", "ckpt.after_rename", "store.append.after_commit", "train.after_step"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("point", "hit"), POINTS, ids=[f"{p}@{h}" for p, h in POINTS])
+@pytest.mark.parametrize(
+    ("point", "hit"),
+    [pytest.param(p, h, id=f"{p}@{h}", marks=[] if p in IN_EVERY_RUN else [pytest.mark.nightly]) for p, h in POINTS],
+)
 def test_a_kill_at_a_named_point_changes_no_bit(undisturbed, tmp_path: Path, point: str, hit: int):
     expected, _ = undisturbed
     run = made(tmp_path)

@@ -66,6 +66,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly
 def test_a_process_joins_clusters_with_and_without_a_token_in_any_order(guarded: str, open_to_all: str) -> None:
     """Each pair of neighbours is one order; the first cluster is one that Ray starts for this process, with a token."""
     joins("local", {TOKEN: OURS})

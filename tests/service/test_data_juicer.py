@@ -223,6 +223,7 @@ class Held(Judge):
         super().do_POST()
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_in_a_request_is_started_anew_once_and_nothing_is_left(tmp_path: Path) -> None:
     with listening(Held) as address:
         params = {"base_url": f"{address}/v1", "api_key": "none", "max_retries": 0}

@@ -218,7 +218,7 @@ def test_the_deadlines_fit_into_nine_minutes() -> None:
         assert all(Path(ROOT / word).exists() for part in parts for word in part.command if word.startswith("tests/"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_with_a_tiny_part_on_the_cpu(tmp_path: Path) -> None:
     """The quickstart's part, twice a few steps; the benchmark's and the tests' parts have tests of their own."""
     file = tmp_path / "report.json"

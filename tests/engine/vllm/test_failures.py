@@ -107,6 +107,7 @@ def told(process: subprocess.Popen[str]) -> list[Any]:
     return json.loads(next(line for line in process.stdout if line.startswith("[") and line.endswith("]\n")))
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_starting_ends_with_its_owner(owner: subprocess.Popen[str]) -> None:
     """It would wait for ever for an answer of the owner."""
     core = None
@@ -124,6 +125,7 @@ def test_a_process_that_is_starting_ends_with_its_owner(owner: subprocess.Popen[
             core.kill()
 
 
+@pytest.mark.nightly
 def test_a_process_that_stops_in_an_update_makes_the_engine_unusable_and_ends_with_its_owner(
     owner: subprocess.Popen[str], tmp_path: Path
 ) -> None:
