@@ -60,7 +60,7 @@ STREAMLIT = (
 def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> list[str]:
     """Return what is serious or critical of the page that is open, once nothing changes it.
 
-    A page that Streamlit runs again meanwhile is looked at again: what it is about to replace is pale.
+    A page with problems that Streamlit has run again meanwhile is looked at again: what it is about to replace is pale.
 
     Args:
         browser: with the page.
@@ -80,7 +80,7 @@ def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> l
         if not browser.run(_STILL):
             return False
         found[:] = browser.run(_RUN, IMPACTS, excepted)
-        return browser.is_still()
+        return not found or browser.is_still()  # a page of a run changes every other second
 
     browser.wait(is_found, "a page that nothing changes")
     return found

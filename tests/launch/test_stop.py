@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trinity.common.errors import ExitCode
 from trinity.launch.stop import StopSignal
+from trinity.utils.log import get_logger
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,6 +56,35 @@ def test_a_signal_asks_for_a_stop(number: signal.Signals, code: ExitCode) -> Non
         # A terminal that is closed sends several: the run must not take them for impatience.
         os.kill(os.getpid(), signal.SIGHUP)
     assert (stop.code, asked) == (code, [True])
+
+
+class _Interrupted(io.FileIO):
+    """A file in whose first write a signal arrives."""
+
+    is_first = True
+
+    def write(self, data: Any, /) -> int | None:
+        if self.is_first:
+            self.is_first = False
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(data)
+
+
+def test_a_signal_in_the_middle_of_a_line_of_the_log_is_in_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "run.log"
+    stream = io.TextIOWrapper(io.BufferedWriter(_Interrupted(file, "w")), encoding="utf-8")
+    handler, log = logging.StreamHandler(stream), get_logger()
+    log.addHandler(handler)
+    try:
+        with StopSignal() as stop:
+            get_logger("trainer").warning("step 2")
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        stream.close()
+    assert stop.code == ExitCode.TERMINATED
+    lines = file.read_text().splitlines()
+    assert lines[0] == "step 2" and lines[1].startswith("SIGTERM: ending the current step"), lines
 
 
 def test_a_run_under_nohup_outlives_its_terminal() -> None:

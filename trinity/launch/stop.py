@@ -23,6 +23,7 @@ from trinity.utils.log import get_logger
 logger = get_logger("launch")
 
 SHUTDOWN_GRACE_S = 60.0
+TOLD_S = 1.0  # for the line that a stop was asked for, which a blocked output keeps
 _EXIT_CODES = {
     signal.SIGINT: ExitCode.INTERRUPTED,
     signal.SIGTERM: ExitCode.TERMINATED,
@@ -47,6 +48,7 @@ class StopSignal:
         self._callback: Callable[[], None] | None = None
         self._old: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
+        self._told: threading.Thread | None = None
 
     def on_stop(self, callback: Callable[[], None] | None) -> None:
         """Call `callback` when a stop is asked for; at once if it was already."""
@@ -88,6 +90,8 @@ class StopSignal:
             signal.signal(number, handler)
         if self._timer is not None:
             self._timer.cancel()
+        if self._told is not None:
+            self._told.join(TOLD_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         code = _EXIT_CODES[signal.Signals(number)]
@@ -96,11 +100,11 @@ class StopSignal:
                 return  # the shell and the kernel send one each when a terminal is closed
             leave_at_once(code)
         self.code = code
-        logger.warning(
-            "%s: ending the current step, then stopping (at most %.0f s; send it again to stop now)",
-            signal.Signals(number).name,
-            self.grace_s,
-        )
+        # In a thread of its own: this one may be in the middle of writing to the very file of the log.
+        text = "%s: ending the current step, then stopping (at most %.0f s; send it again to stop now)"
+        told = (text, signal.Signals(number).name, self.grace_s)
+        self._told = threading.Thread(target=logger.warning, args=told, name="stop-told", daemon=True)
+        self._told.start()
         self._timer = threading.Timer(self.grace_s, leave_at_once, args=(int(code),))
         self._timer.daemon = True
         self._timer.start()
