@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from trinity.monitor.backend import BackendConfig
 from trinity.monitor.registry import MONITOR
 from trinity.monitor.tracker import Tracker, UnreachableError
@@ -190,6 +188,8 @@ def _put_credentials(args: Mapping[str, Any]) -> None:
 
 def is_mlflow(uri: str) -> bool:
     """Return whether a server of MLflow answers; others use this port, too."""
+    import httpx  # a sixth of a second, which checks of a file do without
+
     try:
         return httpx.get(f"{uri}/version", timeout=ANSWER_S).status_code == 200
     except httpx.HTTPError:

@@ -42,6 +42,7 @@ def child(annotation: Any, part: str | int) -> Any:
     return None
 
 
+@functools.cache
 def annotation_at(path: Path) -> Any:
     """Return the annotation of a path, or `None` if the schema lacks it."""
     annotation: Any = Config
@@ -52,6 +53,7 @@ def annotation_at(path: Path) -> Any:
     return annotation
 
 
+@functools.cache
 def model_at(path: Path) -> type[Section] | None:
     """Return the section class at a path.
 
@@ -127,6 +129,8 @@ def facts_at(path: Path, *, stops: bool = True) -> tuple[Path, Facts]:
 
 def _over(facts: Facts, other: Facts) -> Facts:
     """Return facts overridden by those that the other one has."""
+    if other is NO_FACTS:  # of nearly all
+        return facts
     return dataclasses.replace(facts, **{name: value for name, value in vars(other).items() if value})
 
 
