@@ -41,8 +41,11 @@ if find_spec("beartype") is not None:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_process("", deterministic=True)
-# Under `nohup` it is ignored, and processes of tests inherit that: a run respects it, and does not end with it.
+# Under `nohup`, and in the background of a shell, they are ignored, and processes of tests inherit that: a run respects
+# it, and does not end with them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart() -> None:

@@ -20,11 +20,6 @@ START_S, END_S = 200.0, 100.0
 TAKEN = re.compile("E3431|in use")  # by the same test of somebody else, for some seconds
 
 
-def _hear_ctrl_c() -> None:
-    """Take Ctrl-C as in a terminal, also where the tests run in the background, which ignores it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Terminal:
     """A command of a page in a terminal of its own.
 
@@ -41,7 +36,6 @@ class Terminal:
             self._process = subprocess.Popen(
                 ["bash", "-c", line], cwd=folder, env=os.environ | variables, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=_hear_ctrl_c,
             )  # fmt: skip
 
     def __enter__(self) -> Terminal:
