@@ -20,6 +20,11 @@ IMPACTS = ("serious", "critical")
 _STILL = """
 return !document.getAnimations().some(each => each instanceof CSSTransition && each.playState === 'running')
 """
+_NEVER_PALE = """
+const style = document.createElement('style');
+style.textContent = '[data-stale] {opacity: 1 !important; transition: none !important}';
+document.head.append(style);
+"""
 _RUN = """
 const [impacts, exceptions] = arguments;
 return axe.run(document, {resultTypes: ['violations']}).then(found => found.violations
@@ -60,7 +65,8 @@ STREAMLIT = (
 def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> list[str]:
     """Return what is serious or critical of the page that is open, once nothing changes it.
 
-    A page with problems that Streamlit has run again meanwhile is looked at again: what it is about to replace is pale.
+    What Streamlit is about to replace is pale, and of a run's page it replaces something every other second: such
+    elements keep their colours here. A page with problems that has changed meanwhile is looked at again.
 
     Args:
         browser: with the page.
@@ -72,6 +78,7 @@ def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> l
     if find_spec(PACKAGE) is None:
         pytest.fail(HOW, pytrace=False)
     browser.run(resources.files(PACKAGE).joinpath("axe.min.js").read_text(encoding="utf-8"))
+    browser.run(_NEVER_PALE)
     excepted = [(each.rule, each.within) for each in exceptions]
     found: list[str] = []
 
@@ -80,7 +87,7 @@ def problems(browser: Browser, *, exceptions: Iterable[Except] = STREAMLIT) -> l
         if not browser.run(_STILL):
             return False
         found[:] = browser.run(_RUN, IMPACTS, excepted)
-        return not found or browser.is_still()  # a page of a run changes every other second
+        return not found or browser.is_still()
 
     browser.wait(is_found, "a page that nothing changes")
     return found
