@@ -16,7 +16,8 @@ from trinity.summary.facts import latest_hf_model
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["calculator", pytest.param("guesser", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["calculator", "guesser"])
+@pytest.mark.nightly
 def test_the_plain_client_gives_the_tokens_of_the_workflow_api(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[[str], ModuleType]
 ) -> None:

@@ -39,7 +39,9 @@ FIRST_STAGE_STEPS = 1
 CASES = [
     pytest.param(OFFSET, f"train.after_step=kill@{FIRST_STAGE_STEPS + 4}", id="offset", marks=pytest.mark.nightly),
     # The checkpoint of step 5 lies between the versions 4 and 8.
-    pytest.param(INTERVALS, f"train.after_step=kill@{FIRST_STAGE_STEPS + 6}", id="intervals"),
+    pytest.param(
+        INTERVALS, f"train.after_step=kill@{FIRST_STAGE_STEPS + 6}", id="intervals", marks=pytest.mark.nightly
+    ),
     pytest.param(FILTERED, "explore.after_rollout=kill@3", id="filtered"),
 ]
 

@@ -63,6 +63,7 @@ def called(run: TinyRun, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.nightly
 def test_a_caller_that_has_computed_gets_the_weights_of_the_command_or_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

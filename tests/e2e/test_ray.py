@@ -44,6 +44,7 @@ SLOWLY = ";".join(
 )
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_stopped_and_killed_on_ray_ends_with_the_bits_of_one_process(
     tmp_path: Path, cluster: Any, whole: TinyRun
 ) -> None:

@@ -260,7 +260,7 @@ def test_a_critic_and_recomputed_layers_share_prefixes(make_config: Maker, recom
     assert max(float((alone[name] - t).abs().max()) for name, t in shared.items()) < 1e-3
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ranks_that_share_prefixes_have_the_gradient_of_rows_apart(
     make_config: Maker, tmp_path: Path, pool: RankPool, world: int
 ) -> None:

@@ -87,6 +87,7 @@ async def _group(config: Config, work: Callable[[RankGroup], Any]) -> Any:
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+@pytest.mark.nightly
 def test_ranks_give_their_weights_and_one_that_hangs_ends_the_step_within_its_deadline(make_config: Maker) -> None:
     stopped = 0.0
 

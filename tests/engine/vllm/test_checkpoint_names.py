@@ -34,6 +34,7 @@ def held(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.nightly
 def test_every_family_s_weights_get_the_names_and_values_that_it_would_be_saved_with(tmp_path: Path) -> None:
     made, renamed = 0, set()
     for family in FAMILIES:
