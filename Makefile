@@ -1,6 +1,6 @@
 # make demo    set up .venv and train the quickstart
 # make test    set up .venv and run the tests
-# make nightly run what takes minutes: examples and the installation as written, ... (90 minutes)
+# make nightly run what takes minutes: examples and the installation as written, ... (two hours)
 # make check   set up .venv and run the linters
 # make docs    set up .venv and build the documentation as a web site: site/index.html
 # make gpu     show in nine minutes what only a CUDA device can; writes gpu_report.json

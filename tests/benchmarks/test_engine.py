@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [(), pytest.param(("--deterministic",), marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", [(), ("--deterministic",)])
 def test_conversations_find_their_turns_and_sample_the_same(mode: tuple[str, ...]) -> None:
     sizes = ("--hidden", "448", "--layers", "1", "--conversations", "2")
     words = (*sizes, "--rounds", "1", "--work", "turns", "--json", *mode)

@@ -16,13 +16,8 @@ SMALL_SFT: dict[str, Any] = {"algorithm": "sft", "micro_tokens": 1024}
 SMALL_GRPO: dict[str, Any] = {"response": 48, "micro_tokens": 8192}
 
 
-@pytest.mark.parametrize(
-    "is_sft",
-    [
-        pytest.param(True, id="sft"),
-        pytest.param(False, id="grpo, float32, recomputed layers", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("is_sft", [True, False], ids=["sft", "grpo, float32, recomputed layers"])
+@pytest.mark.nightly
 def test_the_memory_of_a_run_is_that_of_its_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[[str], ModuleType], is_sft: bool
 ) -> None:

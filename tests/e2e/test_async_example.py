@@ -118,6 +118,7 @@ def test_the_same_files_run_on_one_ray_cluster(folder: Path):
         assert f"{name} is process" in text
 
 
+@pytest.mark.nightly
 def test_the_example_runs_with_opmd(folder: Path):
     check(run(folder, "opmd", "--set", "algorithm.algorithm_type=opmd"), folder / "opmd" / "gsm8k.db")
 

@@ -102,6 +102,7 @@ def test_a_run_ends_when_no_engine_comes_back(tmp_path: Path, plugins: Path) -> 
     assert children() <= before
 
 
+@pytest.mark.nightly
 def test_an_engine_killed_in_the_middle_of_a_broadcast_costs_a_repetition_and_no_bit(
     tmp_path: Path, plugins: Path, plain: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

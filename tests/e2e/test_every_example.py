@@ -29,7 +29,7 @@ NOT_RUN = {".md", ".png", ".ipynb"}  # pages, pictures, and the notebook, which 
 OURS = ("TRINITY_", "RAY_ADDRESS")
 SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
 DATA_JUICER = [EXAMPLES / "grpo_gsm8k_experience_pipeline", EXAMPLES / "grpo_gsm8k_task_pipeline"]
-OF_MINUTES = ("serve_sums", "grpo_gsm8k_experience_pipeline")
+OF_MINUTES = ("async_gsm8k", "serve_sums", "grpo_gsm8k_experience_pipeline")
 
 
 def parameters(paths: list[Path], folders: list[Path]) -> list[ParameterSet]:

@@ -263,6 +263,7 @@ def test_a_name_that_has_explored_tasks_is_refused(serving: Serving):
     assert "E1898" in serving.parts.output("explorer")
 
 
+@pytest.mark.nightly
 def test_on_ray_it_answers_from_processes_of_their_own(serving: Serving):
     serving.parts.trees["proxy"]["cluster"] = {"runtime": "ray"}
     client = serving.start()

@@ -69,6 +69,7 @@ def placed(logged: str) -> dict[str, tuple[int, str]]:
     return {name: (int(pid), gpus) for name, pid, gpus in found}
 
 
+@pytest.mark.nightly
 def test_each_part_has_its_gpus_and_the_keys_of_the_run(
     tmp_path: Path, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,7 @@ def test_an_experience_is_found_opened_and_shared(viewing: tuple[Serving, Browse
         assert "task=1/0" in query(other) and all_named(other) > 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # a browser beside other work takes its time
 def test_nothing_serious_is_wrong_with_the_pages_of_the_viewer(viewing: tuple[Serving, Browser]) -> None:
     """By axe-core, in both languages."""

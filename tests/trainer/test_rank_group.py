@@ -40,6 +40,7 @@ async def _kill_after(run: Run, step: int) -> None:
     os.kill(run.trainer.backend.handles[1].pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_a_killed_rank_ends_the_run_by_name_and_one_worker_goes_on_from_its_checkpoint(make_config: Maker) -> None:
     alone = Run(_config(make_config, "-alone", total_steps=4))
     alone.train(lambda run: run.explore(range(1, 5)))

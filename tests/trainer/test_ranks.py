@@ -55,7 +55,7 @@ def other_family(path: Path, family: str) -> dict[str, Any]:
     return {"model_path": str(path)}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_no_policy_loss_sees_the_number_of_ranks(make_config: Maker, pool: RankPool, world: int) -> None:
     calls: list[rank_calls.Call] = []
     near = _near(one_worker(make_config()), _experiences())

@@ -28,7 +28,7 @@ def test_a_run_with_another_version_ends_with_both_versions(tmp_path: Path, monk
     assert "transformers" in ended.output and "pip install --upgrade" in ended.output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_beside_a_broken_flash_attn_ends_with_what_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
