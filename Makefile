@@ -32,14 +32,14 @@ demo: $(VENV)/.installed
 
 # tests/conftest.py sets these, but plugins of pytest may compute before it is read.
 # Files in their own order: ordered by their number of tests, the few long ones would come last and alone.
-test: export OMP_NUM_THREADS ?= 1
-test: export MKL_CBWR ?= AUTO
+test nightly: export OMP_NUM_THREADS ?= 1
+test nightly: export MKL_CBWR ?= AUTO
 # Also where a user keeps Python from writing what it has compiled: hundreds of processes would each compile the same.
-test: export PYTHONDONTWRITEBYTECODE :=
+test nightly: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-nightly: $(VENV)/.installed-dev
+nightly: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
 
 # For the tests of the studio. Without it they fail, and say what to install.

@@ -75,7 +75,6 @@ def run_and_kill(run: TinyRun, plugins: Path, *, break_model: bool = False) -> N
 
 
 @pytest.mark.difference("An engine that dies while a run trains")
-@pytest.mark.nightly
 def test_a_run_whose_engine_is_killed_goes_on_and_learns_the_same(
     tmp_path: Path, plugins: Path, plain: TinyRun
 ) -> None:

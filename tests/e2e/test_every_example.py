@@ -10,9 +10,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests import prepared
@@ -29,16 +29,12 @@ NOT_RUN = {".md", ".png", ".ipynb"}  # pages, pictures, and the notebook, which 
 OURS = ("TRINITY_", "RAY_ADDRESS")
 SCRIPTS = sorted(EXAMPLES.rglob("*.sh"))
 DATA_JUICER = [EXAMPLES / "grpo_gsm8k_experience_pipeline", EXAMPLES / "grpo_gsm8k_task_pipeline"]
-OF_MINUTES = ("async_gsm8k", "serve_sums", "grpo_gsm8k_experience_pipeline")
+OF_MINUTES = {"serve_sums", "grpo_gsm8k_experience_pipeline"}
 
 
-def parameters(paths: list[Path], folders: list[Path]) -> list[ParameterSet]:
-    """Return what a test is called with; what takes minutes is nightly."""
-    marks = {name: [pytest.mark.nightly] for name in OF_MINUTES}
-    return [
-        pytest.param(path, id=folder.name, marks=marks.get(folder.name, []))
-        for path, folder in zip(paths, folders, strict=True)
-    ]
+def timed(paths: list[Path]) -> list[Any]:
+    """Return the parameters of a test; what takes minutes is nightly."""
+    return [pytest.param(path, marks=pytest.mark.nightly) if OF_MINUTES & {*path.parts} else path for path in paths]
 
 
 def by_script(folder: Path) -> list[Path]:
@@ -95,7 +91,7 @@ def test_every_file_is_run_or_named_by_one_that_is() -> None:
     assert {path.parent for path in EXAMPLES.glob("*/*.yaml")} == set(FOLDERS), "a README for each"
 
 
-@pytest.mark.parametrize("script", parameters(SCRIPTS, [path.parent for path in SCRIPTS]))
+@pytest.mark.parametrize("script", timed(SCRIPTS), ids=lambda path: path.parent.name)
 def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path: Path) -> None:
     log = tmp_path / "commands"
     wrapper = tmp_path / "trinity"
@@ -115,7 +111,7 @@ def test_a_script_runs_with_a_model_and_data_of_ones_own(script: Path, tmp_path:
     assert steps_of(job).keys() >= {"trainer", "explorer"} and min(steps_of(job).values()) >= 1
 
 
-@pytest.mark.parametrize("folder", parameters(DATA_JUICER, DATA_JUICER))
+@pytest.mark.parametrize("folder", timed(DATA_JUICER), ids=lambda path: path.name)
 def test_an_example_with_data_juicer_runs(folder: Path, tmp_path: Path) -> None:
     env = environment(tmp_path, num_rows=12, STEPS="2", BATCH_SIZE="6")
     words = ["run", "--config", str(configuration(folder).relative_to(ROOT))]

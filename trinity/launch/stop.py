@@ -23,7 +23,7 @@ from trinity.utils.log import get_logger
 logger = get_logger("launch")
 
 SHUTDOWN_GRACE_S = 60.0
-TOLD_S = 1.0  # for the line that a stop was asked for, which a blocked output keeps
+TOLD_S = 1.0  # waited at most until the log says that a stop was asked for: a reader that does not read holds it up
 _EXIT_CODES = {
     signal.SIGINT: ExitCode.INTERRUPTED,
     signal.SIGTERM: ExitCode.TERMINATED,
