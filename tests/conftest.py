@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from jaxtyping import install_import_hook
 
+from tests import checked_calls
 from tests.loaded_plugins import forget_plugins
 from trinity.launch.process import prepare_process
 from trinity.utils.environment import environment
@@ -37,7 +37,7 @@ CHECKED = ["trinity.algorithm", "trinity.trainer"]
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
 if find_spec("beartype") is not None:
-    install_import_hook(CHECKED, CHECKER)
+    checked_calls.install(CHECKED, CHECKER)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_process("", deterministic=True)
@@ -70,9 +70,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Give every test, and the fixtures that it is the first to ask for, the same random numbers in any order."""
+    """Give every test, and the fixtures that it is the first to ask for, the same random numbers in any order.
+
+    Calls are checked in it again.
+    """
     import numpy
     import torch
+
+    checked_calls.begin_test()
 
     # Not Python's own: Ray draws names and ports with it, which two processes of tests must not have in common.
     numpy.random.seed(0)

@@ -13,15 +13,22 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from tests.prepared import SIGNALS
+from trinity.common.config.schema_index import facts_below
 from trinity.launch.process import prepare_process
 from trinity.utils import failpoints
 
 # What runs import when they get there, and the models of most tests.
 MODULES = (
+    "PIL.PngImagePlugin",
     "httpx",
+    "pydantic.type_adapter",
+    "rich._emoji_codes",
     "sqlalchemy.dialects.sqlite",
     "trinity.algorithm.advantage_fn.grpo",
     "trinity.algorithm.kl_fn.estimators",
@@ -31,15 +38,26 @@ MODULES = (
     "trinity.buffer.buffer",
     "trinity.cli.app",
     "trinity.cli.evaluations",
+    "trinity.cli.live",
+    "trinity.cli.progress",
     "trinity.common.rewards.accuracy_reward",
+    "trinity.common.rewards.verl",
     "trinity.engine.create",
     "trinity.engine.torch.engine",
     "trinity.explorer.explorer",
     "trinity.launch.bench",
+    "trinity.launch.ending",
     "trinity.launch.explorer_side",
+    "trinity.launch.run",
     "trinity.launch.stage",
     "trinity.launch.trainer_side",
+    "trinity.launch.validation",
+    "trinity.monitor.mlflow",
     "trinity.monitor.tensorboard",
+    "trinity.preflight.machine",
+    "trinity.preflight.models",
+    "trinity.summary.page",
+    "trinity.summary.picture",
     "trinity.synchronizer.transport",
     "trinity.trainer.trainer",
     "trinity.trainer.verl.worker",
@@ -58,6 +76,9 @@ def prepare() -> dict[str, str]:
     before = dict(os.environ)
     for name in MODULES:
         importlib.import_module(name)
+    for model in _descendants(BaseModel):
+        model.model_rebuild()  # else each fork makes the schemas of its configuration
+    facts_below(())  # and looks up what is said of every key
     added = {name: value for name, value in os.environ.items() if name not in before}
     from trinity.launch.facts import compute_as_the_command
 
@@ -70,6 +91,13 @@ def prepare() -> dict[str, str]:
     gc.collect()
     gc.freeze()  # the collector of a fork does not touch, and so copy, what they share
     return added
+
+
+def _descendants(parent: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for child in parent.__subclasses__():
+        if child.__module__.startswith("trinity."):
+            yield child
+        yield from _descendants(child)
 
 
 class Forks:

@@ -1,4 +1,4 @@
-"""The run-time check of shapes is on while tests run."""
+"""The run-time check of shapes is on while tests run, for the first calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+from tests import checked_calls
 from trinity.algorithm.utils import aggregate_loss
 
 
@@ -14,3 +15,14 @@ def test_a_wrong_shape_fails() -> None:
     assert aggregate_loss(values, torch.ones(4, 6, dtype=torch.bool)).item() == 1.0
     with pytest.raises(TypeCheckError):
         aggregate_loss(values, torch.ones(4, 5, dtype=torch.bool))
+
+
+def test_later_calls_of_a_test_are_spared_the_check() -> None:
+    values, other = torch.ones(4, 6), torch.ones(4, 1, dtype=torch.bool)
+    checked_calls.begin_test()
+    for _ in range(checked_calls.CALLS):
+        aggregate_loss(values, torch.ones(4, 6, dtype=torch.bool))
+    aggregate_loss(values, other)
+    checked_calls.begin_test()
+    with pytest.raises(TypeCheckError):
+        aggregate_loss(values, other)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import checked_calls
 from tests.common.config.conftest import MINIMAL
 from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.catalogue import BUILT_IN
@@ -48,6 +49,7 @@ def _tried(known: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _refuses(registry: Registry, name: str, arguments: dict[str, Any]) -> bool:
+    checked_calls.begin_test()  # a constructor refuses another type by its annotations
     try:
         registry.get(name)(**arguments)
     except (TypeError, ValueError):

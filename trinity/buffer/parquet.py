@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from trinity.common.errors import DataError
 from trinity.utils.memory import shown_bytes
 
@@ -26,6 +24,7 @@ def refuse_bomb(file: Path) -> None:
         pyarrow.ArrowException: the file cannot be read.
         OSError: likewise.
     """
+    import psutil
     import pyarrow.parquet
 
     free = psutil.virtual_memory().available

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING
 
 from trinity.common.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 DISTRIBUTION = "trinity-rft"
 # Packages that no extra brings, as they are in no package index, with the page that says how they are installed.
@@ -38,10 +40,21 @@ def check_packages() -> None:
 def conflicts() -> list[str]:
     """Return what is missing, or of another version, of what is always needed."""
     try:
-        stated = requires(DISTRIBUTION) or []
+        stated = requirements(DISTRIBUTION)
     except PackageNotFoundError:  # run from its folder, not installed: there is nothing to compare with
         return []
-    return [line for line in map(conflict_of, map(Requirement, stated)) if line]
+    return [line for line in map(conflict_of, stated) if line]
+
+
+def requirements(distribution: str) -> list[Requirement]:
+    """Return what an installed package states that it needs, of all extras.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
+    from packaging.requirements import Requirement  # needed by few commands, and not there at once
+
+    return [Requirement(line) for line in requires(distribution) or []]
 
 
 def is_installed(package: str) -> bool:

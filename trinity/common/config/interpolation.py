@@ -11,9 +11,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import GrammarParseError, InterpolationKeyError, OmegaConfBaseException
-
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import Finding
 from trinity.common.config.schema_index import default_at, homes, model_at
@@ -84,6 +81,9 @@ def _check_syntax(tree: Tree, path: Path) -> Finding | None:
             return tree.problem(
                 "E1404", path, f"resolver `{name}` is not allowed in `{dotted(path)}`", value=text, suggestion=hint
             )
+    from omegaconf import OmegaConf  # a tenth of the time of a check, and most files refer to nothing
+    from omegaconf.errors import GrammarParseError
+
     try:
         OmegaConf.create({"leaf": text})
     except GrammarParseError as error:
@@ -139,6 +139,8 @@ def _source(tree: Tree, good: list[Path], *, bad: list[Path], has_defaults: bool
 
     Defaults are those of our own keys, which files of other tools lack.
     """
+    from omegaconf import OmegaConf
+
     copy = tree.copy()
     for path in bad:
         copy.drop(path)
@@ -182,6 +184,9 @@ def _add_default(copy: Tree, target: Path) -> None:
 
 
 def _resolve(source: Any, tree: Tree, path: Path, meant: Meant | None) -> tuple[Any, Finding | None]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+
     text = tree.get(path)
     try:
         node = source

