@@ -21,7 +21,7 @@ HOW = (
     "Chromium or its driver is not installed, and these tests need a real browser: run `apt-get install chromium "
     "chromium-driver` (Debian), or have `chromium` and `chromedriver` on the PATH"
 )
-WAIT_S = 60.0
+WAIT_S = 120.0
 ROW_PX = 35
 """Height of a row of Streamlit's tables."""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # of the protocol
