@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line; exit with the status of the command."""
@@ -10,13 +12,13 @@ def main() -> None:
 
     begin_again()
     collect_seldom()
-    from trinity.cli.app import app
+    from trinity.cli.app import application
     from trinity.runtime.process_exit import leave
     from trinity.utils.streams import steady_output
 
     steady_output()
     try:
-        app(prog_name="trinity")
+        application(sys.argv[1] if len(sys.argv) > 1 else "")(prog_name="trinity")
         status = 0
     except SystemExit as end:
         if isinstance(end.code, str):

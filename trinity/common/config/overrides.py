@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.common.config.problems import Finding
 from trinity.common.config.reading import parse_value
-from trinity.common.config.tree import Origin, Path, Tree, dotted
+from trinity.common.config.tree import MAX_DEPTH, Origin, Path, Tree, dotted
 from trinity.utils.log import is_secret_name, redact
 
 _PATH = re.compile(r"[^.\[\]=]+|\[\d+\]")
@@ -43,6 +43,10 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Fi
                     suggestion="write --set section.key=value",
                 )
             )
+            continue
+        if len(path) > MAX_DEPTH:
+            message = f"the key of `--set` #{number} is nested deeper than {MAX_DEPTH} levels"
+            problems.append(Finding("E1007", dotted(path[:4]), message, file=origin.file))
             continue
         problem = put_override(result, path, parse_value(text), origin)
         if problem is not None:

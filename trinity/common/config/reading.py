@@ -14,11 +14,10 @@ import yaml
 
 from trinity.common.config.nearest import nearest
 from trinity.common.config.problems import ConfigErrors, Finding
-from trinity.common.config.tree import Origin, Tree, dotted
+from trinity.common.config.tree import MAX_DEPTH, Origin, Tree, dotted
 from trinity.common.config.tree import Path as TreePath
 
 MAX_BYTES = 1 << 20
-MAX_DEPTH = 64
 MAX_NODES = 50_000
 
 _STANDARD = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "map", "seq", "merge")}

@@ -13,11 +13,13 @@ from pydantic.fields import FieldInfo
 
 from trinity.common.config.base import NO_FACTS, Facts, Section, facts_of
 from trinity.common.config.config import Config
-from trinity.common.config.tree import Path
+from trinity.common.config.tree import MAX_DEPTH, Path
 
 
 def variants(annotation: Any) -> list[Any]:
     """Return the alternatives of an annotation, without `None` and wrappers."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):  # most of them
+        return [annotation]
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return variants(typing.get_args(annotation)[0])
@@ -45,12 +47,12 @@ def child(annotation: Any, part: str | int) -> Any:
 @functools.cache
 def annotation_at(path: Path) -> Any:
     """Return the annotation of a path, or `None` if the schema lacks it."""
-    annotation: Any = Config
-    for part in path:
-        annotation = child(annotation, part)
-        if annotation is None:
-            return None
-    return annotation
+    if not path:
+        return Config
+    if len(path) > MAX_DEPTH:
+        return None
+    around = annotation_at(path[:-1])
+    return None if around is None else child(around, path[-1])
 
 
 @functools.cache
@@ -101,7 +103,6 @@ def holds_section(path: Path) -> bool:
     return any(model_at((*path, *item)) is not None for item in ((), (0,), ("*",)))
 
 
-@functools.cache
 def facts_at(path: Path, *, stops: bool = True) -> tuple[Path, Facts]:
     """Return the facts of a key and the path that declares them.
 
@@ -109,22 +110,42 @@ def facts_at(path: Path, *, stops: bool = True) -> tuple[Path, Facts]:
     a key hold for all entries of its mapping. If several sections around a key declare what is refused, the outermost
     one counts, unless `stops` is false.
     """
+    return _walked_to(path[:MAX_DEPTH], stops).found
+
+
+class _Walk(typing.NamedTuple):
+    """What is known of a path after its parts have been walked.
+
+    Attributes:
+        found: the path that declares facts, and these.
+        names: of the parts, `*` for an item.
+        around: depth of each section around, and what it declares of the keys in it.
+        is_stopped: a section around is refused as a whole.
+    """
+
     found: tuple[Path, Facts] = ((), NO_FACTS)
-    around: list[tuple[int, Mapping[str, Facts]]] = []
-    names: list[str] = []
-    for depth, part in enumerate(path, start=1):
-        field = field_at(path[:depth])
-        names.append("*" if field is None else str(part))
-        if field is None:
-            continue
-        facts = facts_of(field)
-        for start, at in reversed(around):
-            facts = _over(facts, at.get(".".join(names[start:]), NO_FACTS))
-        found = (path[:depth], facts)
-        if stops and facts.support is not None and holds_section(path[:depth]):
-            break
-        around.append((depth, facts.at))
-    return found
+    names: tuple[str, ...] = ()
+    around: tuple[tuple[int, Mapping[str, Facts]], ...] = ()
+    is_stopped: bool = False
+
+
+@functools.cache
+def _walked_to(path: Path, stops: bool) -> _Walk:
+    """Return the walk to a path, which goes on from that to its section."""
+    if not path:
+        return _Walk()
+    before = _walked_to(path[:-1], stops)
+    if before.is_stopped:
+        return before
+    field = field_at(path)
+    names = (*before.names, "*" if field is None else str(path[-1]))
+    if field is None:
+        return before._replace(names=names)
+    facts = facts_of(field)
+    for start, at in reversed(before.around):
+        facts = _over(facts, at.get(".".join(names[start:]), NO_FACTS))
+    is_stopped = stops and facts.support is not None and holds_section(path)
+    return _Walk((path, facts), names, (*before.around, (len(path), facts.at)), is_stopped)
 
 
 def _over(facts: Facts, other: Facts) -> Facts:

@@ -14,6 +14,8 @@ from trinity.common.config.base import Section
 from trinity.common.config.problems import Finding
 
 Path = tuple[str | int, ...]
+MAX_DEPTH = 64
+"""Longest path of a configuration."""
 
 
 @dataclass(frozen=True)
