@@ -83,7 +83,10 @@ def options(
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Return `app`, the application with all commands, made when it is first asked for."""
+    """Return `app`, the application with all commands.
+
+    It is made when it is first asked for.
+    """
     if name != "app":
         raise AttributeError(name)
     app = globals()["app"] = application()

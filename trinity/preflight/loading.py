@@ -37,9 +37,9 @@ def causal_families() -> frozenset[str]:
 
 
 def _table(source: str) -> str:
-    """Return the statement of the table alone, a tenth of the time of the file.
+    """Return the statement of the table alone.
 
-    A source that is laid out otherwise is returned as it is.
+    It is read in a tenth of the time of the file. A source that is laid out otherwise is returned as it is.
     """
     _, name, after = source.partition(f"\n{_TABLE} = ")
     table, end, _ = after.partition("\n)\n")
