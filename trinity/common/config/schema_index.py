@@ -131,7 +131,7 @@ class _Walk(typing.NamedTuple):
 
 @functools.cache
 def _walked_to(path: Path, stops: bool) -> _Walk:
-    """Return the walk to a path, which goes on from that to its section."""
+    """Return the walk to a path, one part longer than that to its section."""
     if not path:
         return _Walk()
     before = _walked_to(path[:-1], stops)
