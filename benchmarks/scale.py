@@ -227,6 +227,8 @@ def plot(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     """Measure and simulate what was asked for, and print it."""
+    from trinity.runtime.collector import collect_seldom
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}, or record; all but record if none is given")
     parser.add_argument("--tiny", action="store_true", help="the same path with sizes that say nothing")
@@ -240,6 +242,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown part {', '.join(unknown)}; known: {', '.join((*PARTS, 'record'))}")
     os.environ["OMP_NUM_THREADS"] = "1"
+    collect_seldom()  # as in every process of a run
     with tempfile.TemporaryDirectory(prefix="scale") as folder:
         if "record" in arguments.parts:
             record(Path(folder), number=arguments.samples)

@@ -26,6 +26,7 @@ from trinity.common.workflows.task import Task
 from trinity.common.workflows.workflow import Workflow
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.quickstart.folder import prepare
+from trinity.runtime.collector import collect_seldom
 from trinity.runtime.objects import MemoryObjects
 from trinity.synchronizer.broadcast import BroadcastTransport
 from trinity.synchronizer.transport import CheckpointTransport, MemoryTransport, Transport
@@ -209,6 +210,7 @@ def store_sides(folder: Path, *, steps: int, rows: int) -> Row:
 
 def append_all(url: str, *, steps: int, rows: int) -> float:
     """Append all batches, which are made before; return when the first append began, on the clock of the machine."""
+    collect_seldom()
     batches = [rows_of(step, rows) for step in range(1, steps + 1)]
     with ExperienceStore(url) as store:
         store.open_producer("exp", "explorer", run="run")
