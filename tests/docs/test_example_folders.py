@@ -56,7 +56,8 @@ TOPICS = {
     "sft_gsm8k",
     "verl_gsm8k",
 }
-IN_THE_SUITE = ("sft_gsm8k", "dpo_gsm8k", "grpo_gsm8k", "own_algorithm", "own_workflow", "verl_gsm8k")
+IN_THE_SUITE = ("sft_gsm8k", "grpo_gsm8k", "own_workflow")
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("dpo_gsm8k", "own_algorithm", "verl_gsm8k")]
 SMALL = {"STEPS": "1", "BATCH_SIZE": "4", "JUDGE_URL": "http://127.0.0.1:9/v1"}
 each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 each_single = pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
@@ -154,7 +155,7 @@ def test_the_judge_prefers_what_is_right() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_THE_SUITE)
+@pytest.mark.parametrize("name", [*IN_THE_SUITE, *NIGHTLY])
 def test_a_configuration_runs_by_environment_variables(name: str, place: Path, tmp_path: Path) -> None:
     for part in ("examples", "tiny"):
         (tmp_path / part).symlink_to(place / part, target_is_directory=True)

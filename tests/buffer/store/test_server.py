@@ -48,6 +48,9 @@ CALLS: dict[str, Call] = {
 }
 
 
+IN_EVERY_RUN = {"append", "claim", "commit", "wait_for_room"}
+
+
 @contextmanager
 def begun(url: str) -> Iterator[tuple[ExperienceStore, ConsumerToken]]:
     """Yield a store with two explore steps, and a training step behind it."""
@@ -100,7 +103,9 @@ def tables(store: ExperienceStore) -> list[list[tuple[object, ...]]]:
         return [[tuple(row) for row in connection.exec_driver_sql(query)] for query in queries]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.nightly]) for name in CALLS]
+)
 def test_a_call_ends_as_ever_whenever_the_server_restarts_in_it(name: str, postgresql: Server) -> None:
     """Before each of its statements once: killed and started again."""
     with begun(postgresql.database()) as (store, token):
