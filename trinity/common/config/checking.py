@@ -15,7 +15,7 @@ from trinity.common.config.foreign import known_elsewhere
 from trinity.common.config.interpolation import VERL_ROOT
 from trinity.common.config.nearest import distance, nearest
 from trinity.common.config.problems import Finding, described
-from trinity.common.config.schema_index import annotation_at, facts_at, homes, model_at, variants
+from trinity.common.config.schema_index import annotation_at, build, facts_at, homes, model_at, variants
 from trinity.common.config.tree import Path, Tree, dotted
 
 _EXPECTED = {
@@ -36,6 +36,7 @@ def check_schema(tree: Tree) -> tuple[Config, list[Finding], set[Path]]:
 
     A broken value is replaced by its default, so that the other rules can be checked too.
     """
+    build(Config)
     rest = tree.copy()
     problems: list[Finding] = []
     broken: set[Path] = set()

@@ -16,6 +16,19 @@ from trinity.common.config.config import Config
 from trinity.common.config.tree import MAX_DEPTH, Path
 
 
+@functools.cache
+def build(model: type[Section]) -> None:
+    """Make pydantic's validator of a section, after those of its defaults.
+
+    The defaults are sections that are made by themselves. In this order each is built once, else once more within each
+    section around it.
+    """
+    for field in model.model_fields.values():
+        if isinstance(field.default_factory, type) and issubclass(field.default_factory, Section):
+            build(field.default_factory)
+    model.model_rebuild()
+
+
 def variants(annotation: Any) -> list[Any]:
     """Return the alternatives of an annotation, without `None` and wrappers."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):  # most of them
