@@ -15,6 +15,7 @@ import typer
 
 from trinity.cli.options import ConfigFile, File, Overrides, PluginDirs, Words, chosen_with_words
 from trinity.common.errors import ExitCode
+from trinity.runtime.collector import collecting_nothing
 from trinity.utils.log import redact
 
 if TYPE_CHECKING:
@@ -45,12 +46,14 @@ def validate(
     plugin_dir: PluginDirs = None,
 ) -> None:
     """Check a YAML file and show its derived values; start nothing."""
-    from trinity.common.config import ConfigErrors
-    from trinity.launch.validation import check
+    with collecting_nothing():
+        from trinity.common.config import ConfigErrors
+        from trinity.launch.validation import check
 
     (path, overrides), folders = chosen_with_words(file, config, words, set_), tuple(plugin_dir or ())
     try:
-        plan, problems = check(path, overrides, plugin_dirs=folders, schema_only=schema_only, fetches=fetch)
+        with collecting_nothing():
+            plan, problems = check(path, overrides, plugin_dirs=folders, schema_only=schema_only, fetches=fetch)
     except ConfigErrors as error:
         plan, problems = None, error.problems
     reports: list[ProbeReport] | None = None

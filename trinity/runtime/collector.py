@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 THRESHOLDS = (10_000, 10, 10)
 """Objects for one collection of the youngest, and such collections for one of the older ones; Python's: 700, 10, 10.
@@ -18,3 +20,15 @@ def collect_seldom() -> None:
     Objects outside of cycles are freed at once, as before.
     """
     gc.set_threshold(*THRESHOLDS)
+
+
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """Keep the garbage collector off while something short makes what stays."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
