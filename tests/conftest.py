@@ -39,6 +39,12 @@ CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 if find_spec("beartype") is not None:
     checked_calls.install(CHECKED, CHECKER)
 
+if find_spec("hypothesis") is not None:  # likewise
+    from hypothesis import settings
+
+    settings.register_profile("busy machine")
+    settings.load_profile("busy machine")
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_process("", deterministic=True)
 # Under `nohup`, and in the background of a shell, they are ignored, and processes of tests inherit that: a run respects

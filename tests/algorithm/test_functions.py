@@ -21,7 +21,7 @@ def _group(rewards: list[float | None], task: int = 0) -> list[Experience]:
 
 
 @pytest.mark.difference("GRPO with equal rewards")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
 def test_equal_rewards_give_exactly_zero(reward: float, size: int) -> None:
     exps, metrics = GRPOGroupedAdvantage().process(_group([reward] * size))

@@ -91,7 +91,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(st.lists(PIECES | st.text(max_size=6), max_size=8).map("".join), min_size=1, max_size=4))
 def test_counts_are_those_of_each_text_alone(kind: str, texts: list[str]) -> None:
     backend = TOKENIZERS[kind]
@@ -114,7 +114,7 @@ def test_only_tokenizers_that_begin_words_at_spaces_are_counted_by_words() -> No
 
 
 @pytest.mark.parametrize("kind", WORDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.lists(PIECES | st.just(" ") | st.just("<tool>") | st.text(max_size=6), max_size=12).map("".join),

@@ -104,7 +104,7 @@ def assert_attention_is_the_formula(rows: list[Experience], rule: Rule, *, size:
         assert float((one - other).detach().abs().max()) <= 1e-10 * max(1.0, float(other.detach().abs().max()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(families_of_rows(), st.sampled_from(sorted(RULES)), st.sampled_from([(8, 8), (8, 12)]), st.booleans())
 def test_attention_over_a_forest_is_that_of_each_row_alone(
     rows: list[Experience], rule: str, sizes: tuple[int, int], has_small_blocks: bool

@@ -54,7 +54,7 @@ def make_pairs(number: int, *, seed: int = 0) -> list[Experience]:
 
 
 @pytest.mark.difference("DPO")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     number=st.integers(1, 13),
     mini=st.none() | st.integers(1, 14),

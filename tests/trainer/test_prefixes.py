@@ -42,7 +42,7 @@ def forest_of(batch: TrainBatch) -> Forest:
     return grow(in_order(batch.tokens, batch.lengths, batch.prompt_lengths, range(len(batch))))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(families_of_rows())
 def test_every_row_is_the_path_to_its_leaf(rows: list[Experience]) -> None:
     batch = collate(rows)
@@ -56,7 +56,7 @@ def test_every_row_is_the_path_to_its_leaf(rows: list[Experience]) -> None:
         assert positions[places].tolist() == list(range(length))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(families_of_rows())
 def test_what_lies_below_a_node_follows_it_in_the_list(rows: list[Experience]) -> None:
     nodes = forest_of(collate(rows)).nodes
@@ -105,7 +105,7 @@ def test_prefixes_that_save_little_are_not_shared() -> None:
     assert pack(episodes, share_prompts=True).forest is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(families_of_rows(), st.sampled_from([None, 30, 90, 200]), st.sampled_from([None, 1, 3]))
 def test_micro_batches_hold_every_row_once_and_keep_the_limits(
     rows: list[Experience], max_tokens: int | None, max_rows: int | None

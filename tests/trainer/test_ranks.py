@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_every_rank(make_config:
 
 
 # ------------------------------------------------------------------------- shares
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(2, 60), min_size=1, max_size=24),
     world=st.integers(1, 6),

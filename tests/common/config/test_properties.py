@@ -106,7 +106,7 @@ def _mutate(text: str, draw: random.Random) -> str:
     return "\n".join(lines)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_a_damaged_file_gives_codes_and_no_traceback(seed: int) -> None:
     draw = random.Random(seed)

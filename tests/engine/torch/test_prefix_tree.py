@@ -82,7 +82,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 9), st.lists(actions, max_size=60))
 def test_any_schedule_holds_the_paths_of_the_reference(max_blocks: int, schedule: list[tuple[str, Key]]) -> None:
     cache = PrefixCache(max_blocks * BLOCK_BYTES + BLOCK_BYTES - 1, block_bytes=BLOCK_BYTES)

@@ -62,7 +62,6 @@ def test_no_request_makes_the_server_fail(
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
