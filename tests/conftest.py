@@ -40,9 +40,10 @@ if find_spec("beartype") is not None:
     checked_calls.install(CHECKED, CHECKER)
 
 if find_spec("hypothesis") is not None:  # likewise
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("busy machine")
+    # A busy machine keeps no time, neither for an example nor for making one.
+    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy machine")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

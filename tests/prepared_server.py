@@ -13,13 +13,11 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from tests.prepared import SIGNALS
-from trinity.common.config.schema_index import facts_below
+from trinity.common.config.config import Config
+from trinity.common.config.schema_index import build, facts_below
 from trinity.launch.process import prepare_process
 from trinity.utils import failpoints
 
@@ -76,8 +74,7 @@ def prepare() -> dict[str, str]:
     before = dict(os.environ)
     for name in MODULES:
         importlib.import_module(name)
-    for model in _descendants(BaseModel):
-        model.model_rebuild()  # else each fork makes the schemas of its configuration
+    build(Config)  # else each fork makes the schemas of its configuration
     facts_below(())  # and looks up what is said of every key
     added = {name: value for name, value in os.environ.items() if name not in before}
     from trinity.launch.facts import compute_as_the_command
@@ -91,13 +88,6 @@ def prepare() -> dict[str, str]:
     gc.collect()
     gc.freeze()  # the collector of a fork does not touch, and so copy, what they share
     return added
-
-
-def _descendants(parent: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for child in parent.__subclasses__():
-        if child.__module__.startswith("trinity."):
-            yield child
-        yield from _descendants(child)
 
 
 class Forks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from tests import checked_calls
@@ -26,3 +28,8 @@ def test_later_calls_of_a_test_are_spared_the_check() -> None:
     checked_calls.begin_test()
     with pytest.raises(TypeCheckError):
         aggregate_loss(values, other)
+
+
+@given(st.none())
+def test_no_example_of_a_property_has_a_deadline(_: None) -> None:
+    assert settings.default is not None and settings.default.deadline is None

@@ -243,7 +243,6 @@ def test_the_steps_of_any_history_agree_with_the_dictionary(kind: str, num_steps
     chosen = settings(
         max_examples=num_steps // 32,
         stateful_step_count=40,
-        deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
