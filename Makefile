@@ -55,7 +55,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_size.py tests/test_layout.py
+	$(BIN)/python -m pytest -q tests/test_size.py tests/test_layout.py tests/docs/test_codes_page.py
 
 # Warnings, such as a link that leads nowhere, are errors.
 docs: $(VENV)/.installed-docs

@@ -46,7 +46,7 @@ def test_every_part_is_measured_and_drawn(scale: ModuleType, tmp_path: Path) -> 
     assert len(found["weights"]) == 7 and moved["checkpoint with delta"] < 0.6 < 1 == moved["checkpoint"]
     assert [row["runners"] for row in found["scheduler"]] == [1, 16, 256]
     assert abs(found["store"]["payload_bytes"] - 8192) < 82 and found["store"]["all_per_s"] > 0
-    assert found["sides"]["rows"] == 128 and found["sides"]["per_s"] > 0
+    assert found["sides"]["rows"] == 384 and found["sides"]["per_s"] > 0
     assert [row["rows"] for row in found["history"]] == [128, 1280, 12_800]
     assert "| claim of 64 |" in scale.table(found) and not list(tmp_path.glob("*.db"))
     assert len(found["simulation"]) == 2 * len(scale.SETTINGS)

@@ -120,9 +120,9 @@ def test_a_pickle_is_refused_and_not_executed() -> None:
 def test_another_version_is_refused() -> None:
     """B112."""
     data = bytearray(example().serialize())
-    struct.pack_into("<H", data, 4, 2)
+    struct.pack_into("<H", data, 4, 3)
     data[-16:] = xxhash.xxh3_128_digest(bytes(data[:-16]))
-    with pytest.raises(DataError, match="version 2, this program reads version 1"):
+    with pytest.raises(DataError, match="version 3, this program reads 1 and 2"):
         Experience.deserialize(bytes(data))
 
 

@@ -5,12 +5,14 @@ No other module of the log knows which database is used.
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import socket
 import sqlite3
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    insert,
     literal,
     literal_column,
     select,
     text,
 )
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.elements import ColumnElement
@@ -135,6 +139,32 @@ def new_ids(connection: Connection, table: Table, number: int) -> list[int]:
         return sorted(connection.scalars(drawn, {"name": table.name, "number": number}))
     last = connection.scalar(select(func.max(table.c.id))) or 0
     return list(range(last + 1, last + 1 + number))
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, which all name the same columns.
+
+    SQLAlchemy looks at each value of each row, which takes longer than SQLite takes to write the row.
+    """
+    if not rows:
+        return
+    if connection.dialect.name == "postgresql":  # which is told the type of each value
+        connection.execute(insert(table), rows)
+        return
+    text, order, defaults = _sqlite_insert(table, tuple(rows[0]))
+    connection.exec_driver_sql(text, [order({**defaults, **row}) for row in rows])
+
+
+@functools.lru_cache(maxsize=32)
+def _sqlite_insert(table: Table, names: tuple[str, ...]) -> tuple[str, Callable[[Any], Any], dict[str, Any]]:
+    """Return the statement that inserts rows with the columns `names`.
+
+    With it comes what puts the values of a row in its order, and the defaults of other columns.
+    """
+    compiled = insert(table).compile(dialect=sqlite.dialect(paramstyle="qmark"), column_keys=list(names))
+    defaults: Any = {column.key: column.default for column in compiled.insert_prefetch}
+    values = {name: default.arg for name, default in defaults.items()}
+    return str(compiled), operator.itemgetter(*compiled.positiontup or ()), values
 
 
 def begin_writing(connection: Connection) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, case, delete, func, insert, select, union, update
 
 from trinity.buffer.store import fates
-from trinity.buffer.store.dialect import clock, new_ids
+from trinity.buffer.store.dialect import clock, insert_rows, new_ids
 from trinity.buffer.store.fates import Owner
 from trinity.buffer.store.pruning import PRUNED
 from trinity.buffer.store.scope import Scope, among, chunks
@@ -67,10 +67,8 @@ def add_rows(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         {**row, "id": number} for row, number in zip(rows, new_ids(connection, EXPERIENCE, len(rows)), strict=True)
     ]
     blobs = [{"id": row["id"], "experience_bytes": row.pop("experience_bytes")} for row in given]
-    connection.execute(insert(EXPERIENCE), given)
-    kept = [blob for blob in blobs if blob["experience_bytes"] is not None]
-    if kept:
-        connection.execute(insert(BLOB), kept)
+    insert_rows(connection, EXPERIENCE, given)
+    insert_rows(connection, BLOB, [blob for blob in blobs if blob["experience_bytes"] is not None])
 
 
 def upsert_producer(connection: Connection, scope: Scope, *, producer: str, values: dict[str, Any]) -> None:
@@ -270,8 +268,7 @@ def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids
     connection.execute(
         insert(TRAIN_STEP).values(**tags, epoch=token.epoch, num_experiences=len(uids), committed_at=now)
     )
-    if uids:
-        connection.execute(insert(STEP_EXP), [{**tags, "pos": pos, "uid": uid} for pos, uid in enumerate(uids)])
+    insert_rows(connection, STEP_EXP, [{**tags, "pos": pos, "uid": uid} for pos, uid in enumerate(uids)])
     scope = Scope.of(token)
     new = fates.num_newly_trained(connection, scope, consumer=token.consumer, step=step)
     fates.add(connection, scope, Owner.consumer(token.consumer), step=step, counts={fates.ENDED_TRAINED: new})

@@ -25,7 +25,7 @@ from trinity.buffer.store import claims, fates, ledger
 from trinity.buffer.store.claims import Limits
 from trinity.buffer.store.dialect import clock
 from trinity.buffer.store.fates import Owner
-from trinity.buffer.store.scope import CHUNK, Scope, among, chunks
+from trinity.buffer.store.scope import CHUNK, Scope, among, chunks, of_ids
 from trinity.buffer.store.tables import EXPERIENCE, TRAIN_STEP
 from trinity.buffer.store.types import ConsumerToken
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, TRAINED
@@ -187,14 +187,14 @@ def ranked(rollouts: Iterable[BufferedRollout], replay: Replay) -> Held:
 
 def claim(
     connection: Connection, token: ConsumerToken, limits: Limits, *, replay: Replay, lease_s: float
-) -> tuple[list[Any], int]:
+) -> tuple[list[int], int]:
     """Claim the best rollouts within `limits`.
 
     Spent rollouts and those beyond the capacity leave the buffer.
 
     Returns:
-        (id, uid, payload) of the rows in the order of their use, and the number of experiences evicted; nothing
-        happens if fewer rollouts are there than `limits.at_least`.
+        the ids of the rows in the order of their use, and the number of experiences evicted; nothing happens if fewer
+        rollouts are there than `limits.at_least`.
     """
     have = held(connection, Scope.of(token), consumer=token.consumer, replay=replay, max_version=limits.max_version)
     chosen = have.claimable[: limits.n]
@@ -202,14 +202,8 @@ def claim(
         return [], 0
     _let_go(connection, token, have)
     ids = [number for rollout in chosen for number in rollout.ids]
-    columns = EXPERIENCE.c
-    values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
-    rows: dict[int, Any] = {}
-    for part in chunks(ids):
-        connection.execute(update(EXPERIENCE).where(among(columns.id, part)).values(**values))
-        wanted = claims.with_payload().where(among(columns.id, part))
-        rows.update({row.id: row for row in connection.execute(wanted)})
-    return [rows[number] for number in ids], sum(len(rollout.ids) for rollout in have.evicted)
+    claims.take(connection, token, ids, lease_s=lease_s)
+    return ids, sum(len(rollout.ids) for rollout in have.evicted)
 
 
 def _let_go(connection: Connection, token: ConsumerToken, have: Held) -> None:
@@ -225,8 +219,8 @@ def _let_go(connection: Connection, token: ConsumerToken, have: Held) -> None:
         counts = {fates.of_drop(EVICTED): fates.num_first_unused(connection, new)}
         fates.add(connection, Scope.of(token), Owner.consumer(token.consumer), step=step, counts=counts)
     for ids, values in ((new, dropped), (old, {"retired_step": step})):
-        for part in chunks(ids):
-            connection.execute(update(EXPERIENCE).where(among(EXPERIENCE.c.id, part)).values(**values))
+        for rows in of_ids(EXPERIENCE.c.id, ids):
+            connection.execute(update(EXPERIENCE).where(rows).values(**values))
 
 
 def retire(connection: Connection, token: ConsumerToken, *, uids: Sequence[str]) -> list[str]:

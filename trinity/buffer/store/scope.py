@@ -54,3 +54,14 @@ def among(column: ColumnElement[Any], part: Sequence[Any]) -> ColumnElement[bool
     The values travel as one parameter: SQLAlchemy would look at each of them.
     """
     return column.in_(bindparam(None, part, expanding=True, type_=column.type))
+
+
+def of_ids(column: ColumnElement[int], ids: Sequence[int]) -> Iterator[ColumnElement[bool]]:
+    """Yield conditions that hold for the rows of `ids`, each for some of them.
+
+    The rows of a batch mostly follow each other in the log, and then need one condition.
+    """
+    if ids and max(ids) - min(ids) + 1 == len(set(ids)):
+        yield column.between(min(ids), max(ids))
+    else:
+        yield from (among(column, part) for part in chunks(ids))

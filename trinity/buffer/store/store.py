@@ -18,7 +18,7 @@ from trinity.buffer.store.pruning import Keeping
 from trinity.buffer.store.queries import StoreQueries
 from trinity.buffer.store.read_decision import decide_read
 from trinity.buffer.store.replay import Replay
-from trinity.buffer.store.scope import Scope, among, chunks
+from trinity.buffer.store.scope import Scope, of_ids
 from trinity.buffer.store.tables import BLOB, EXPERIENCE
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Fates, num_rollouts
 from trinity.buffer.store.validation import prepare
@@ -30,6 +30,7 @@ from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger, redact
 
 LEASE_S = 3600.0
+FIRST_POLL_S = 0.01  # of a read; each further pause is twice as long, up to `POLL_S`: a short wait ends in time
 UNREADABLE = "unreadable"
 
 _logger = get_logger("buffer.store")
@@ -231,33 +232,43 @@ class ExperienceStore(StoreQueries):
         """
         return self._claim(token, Limits(n, at_least, max_version, whole_rollouts), lease_s=lease_s)[0]
 
-    @reconnecting
     def _claim(self, token: ConsumerToken, limits: Limits, *, lease_s: float) -> tuple[list[Experience], int]:
         """Return what was claimed, and the number of evicted experiences.
 
         Experiences are evicted from a full replay buffer.
         """
-        with self._database.write() as connection:
-            ledger.verify_token(connection, token)
-            if self.replay is None or not limits.whole_rollouts:
-                claimed: list[Any] = list(claims.claim(connection, token, limits, lease_s=lease_s))
-                evicted = 0
-            else:
-                claimed, evicted = replay.claim(connection, token, limits, replay=self.replay, lease_s=lease_s)
+        ids, evicted = self._claimed_ids(token, limits, lease_s=lease_s)
         failpoint("store.claim.after_commit")
         experiences = []
-        for row in claimed:
+        for row in self._with_payloads(ids):
             try:
                 payload = row.experience_bytes or b""
                 experiences.append(Experience.deserialize(payload, max_bytes=self.max_experience_bytes))
             except DataError as error:
-                self._set_aside(token, [r.id for r in claimed], bad=row.id)
+                self._set_aside(token, ids, bad=row.id)
                 raise DataError(
                     f"row {row.id} ({row.uid}) of {redact(self.url)}: {error.args[0]}; it was set aside", code="E5101"
                 ) from error
         if evicted:
             self._notify()
         return experiences, evicted
+
+    @reconnecting
+    def _claimed_ids(self, token: ConsumerToken, limits: Limits, *, lease_s: float) -> tuple[list[int], int]:
+        with self._database.write() as connection:
+            ledger.verify_token(connection, token)
+            if self.replay is None or not limits.whole_rollouts:
+                return claims.claim(connection, token, limits, lease_s=lease_s), 0
+            return replay.claim(connection, token, limits, replay=self.replay, lease_s=lease_s)
+
+    @reconnecting
+    def _with_payloads(self, ids: Sequence[int]) -> Sequence[Any]:
+        """Return (id, uid, payload) of rows that are claimed.
+
+        Others write meanwhile: what is claimed does not change.
+        """
+        with self._database.read() as connection:
+            return claims.with_payloads(connection, ids)
 
     @reconnecting
     def release(self, token: ConsumerToken, uids: Sequence[str]) -> None:
@@ -343,7 +354,7 @@ class ExperienceStore(StoreQueries):
             StarvedError: nothing at the deadline although producers are open.
             StoreError: fenced, closed while waiting, or the database cannot be used.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, pause_s = time.monotonic() + timeout_s, FIRST_POLL_S
         while True:
             is_last = time.monotonic() >= deadline
             batch = self._try_read(token, n, is_last=is_last, trained_version=trained_version)
@@ -357,7 +368,8 @@ class ExperienceStore(StoreQueries):
                 )
             with self._changed:
                 if self._database.is_open:
-                    self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
+                    self._changed.wait(min(pause_s, max(deadline - time.monotonic(), 0.0)))
+            pause_s = min(2 * pause_s, POLL_S)
 
     @reconnecting
     def _try_read(self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None) -> Batch | None:
@@ -379,8 +391,8 @@ class ExperienceStore(StoreQueries):
         dropped = {"state": DROPPED, "drop_reason": UNREADABLE, "lease_until": None}
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
-            for part in chunks([i for i in ids if i != bad]):
-                connection.execute(update(EXPERIENCE).where(among(EXPERIENCE.c.id, part)).values(**ready))
+            for rows in of_ids(EXPERIENCE.c.id, [i for i in ids if i != bad]):
+                connection.execute(update(EXPERIENCE).where(rows).values(**ready))
             lost = fates.num_first_unused(connection, [bad])
             fates.add(connection, Scope.of(token), STORE, step=0, counts={fates.failed(UNREADABLE): lost})
             connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad).values(**dropped))
