@@ -104,19 +104,40 @@ def test_a_search_finds_what_the_table_has_and_gives_it_part_by_part(log: Record
 
 
 def test_a_search_whose_time_is_over_says_where_it_has_stopped(log: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert log.search(Wanted(text="question"), seconds=0.0) == search.Found([], 2 * NUM_TASKS + 1)
     of_task = Wanted(task="1/3", most_reward=0.5)
     newest, older = log.search(of_task).ids
-    assert log.search(of_task, seconds=0.0) == search.Found([], newest + 1)
     with monkeypatch.context() as patch:
         patch.setattr(search, "_FIRST_BLOCK", 1)
-        patch.setattr(search, "time", SimpleNamespace(monotonic=iter([0.0, 0.1, 0.9, 9.0]).__next__))
+        patch.setattr(search, "time", SimpleNamespace(monotonic=iter([0.0, 0.1, 9.0]).__next__))
         assert log.search(of_task, seconds=1.0) == search.Found([newest], newest), "and the older one is found next"
     assert log.search(replace(of_task, below=newest)).ids == [older]
     monkeypatch.setattr(search, "_FIRST_BLOCK", 8)
-    times = iter([0.0, *[0.1] * 2, *[9.0] * 9])
+    times = iter([0.0, 0.1, *[9.0] * 9])
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: next(times)))
     assert log.search(Wanted(text="question"), seconds=1.0) == search.Found(list(range(40, 32, -1)), 33)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_search_without_time_looks_at_a_part_and_ends_when_it_is_continued(
+    log: Records, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_FIRST_BLOCK", 3)
+    wanted = Wanted(**READ[name])
+    parts, below, calls = list[int](), wanted.below, 0
+    while True:
+        found = log.search(replace(wanted, below=below), seconds=0.0)
+        parts += found.ids
+        calls += 1
+        if found.below is None:
+            break
+        assert below is None or found.below < below
+        below = found.below
+    assert parts == log.search(wanted, seconds=600.0).ids and calls <= 2 * NUM_TASKS // 3 + 1
+
+
+def test_a_small_log_is_searched_whole_however_slow_the_machine_is(log: Records) -> None:
+    for wanted in READ.values():
+        assert log.search(Wanted(**wanted), seconds=0.0) == log.search(Wanted(**wanted), seconds=600.0)
 
 
 def plans(records: Records, ask: Callable[[], Any]) -> list[tuple[str, str]]:

@@ -47,7 +47,8 @@ def search(session: Session, wanted: Wanted, *, most: int = MOST, seconds: float
         session: of the database.
         wanted: which ones.
         most: of them.
-        seconds: after which no further part of the log is begun.
+        seconds: after which no further part of the log is begun; one is always read, so that a search which is
+            continued at `below` ends.
     """
     row = ExperienceModel
     newest = select(row.id).order_by(row.id.desc()).limit(most + 1)
@@ -79,14 +80,14 @@ def _backwards(session: Session, wanted: Wanted, *, most: int, deadline: float) 
     size, ids = _FIRST_BLOCK, list[int]()
     while upper > 1:
         started, lower = time.monotonic(), max(upper - size, 1)
-        if started >= deadline:
-            return Found(ids, upper)
         block = select(row.id).where(row.id >= lower, row.id < upper, *conditions)
         ids += session.scalars(block.order_by(row.id.desc()))
-        upper, spent = lower, time.monotonic() - started
+        upper, ended = lower, time.monotonic()
         if len(ids) > most:
             return Found(ids[:most], ids[most - 1])
-        size = _next_size(size, spent)
+        if ended >= deadline and upper > 1:
+            return Found(ids, upper)
+        size = _next_size(size, ended - started)
     return Found(ids)
 
 
@@ -110,15 +111,16 @@ def _along(
     size, ids = _FIRST_BLOCK, list[int]()
     while True:
         started = time.monotonic()
-        if started >= deadline:
-            return Found(ids, upper)
         block = newest(upper, size)
-        if not block:
-            return Found(ids)
         ids += [number for number, is_wanted in block if is_wanted]
         if len(ids) > most:
             return Found(ids[:most], ids[most - 1])
-        upper, size = block[-1][0], min(_next_size(size, time.monotonic() - started), _LARGEST_BLOCK)
+        if len(block) < size:
+            return Found(ids)
+        upper, ended = block[-1][0], time.monotonic()
+        if ended >= deadline:
+            return Found(ids, upper)
+        size = min(_next_size(size, ended - started), _LARGEST_BLOCK)
 
 
 def _next_size(size: int, spent: float) -> int:
