@@ -35,7 +35,8 @@ from trinity.common.rewards import REWARD_FUNCTIONS
 
 @REWARD_FUNCTIONS.register_module("digits")
 def digits(response, truth, tolerance=0.0):
-    return {"digits": sum(map(str.isdigit, response)) / max(len(response), 1) + tolerance, "long": len(response) / 50}
+    share = sum(map(str.isdigit, response)) / max(len(response), 1)
+    return {"digits": 0.9 * share + tolerance, "long": len(response) / 50 if int(truth) % 4 == 1 else 0.0}
 """
 
 
