@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +46,8 @@ if find_spec("hypothesis") is not None:  # likewise
     # A busy machine keeps no time, neither for an example nor for making one.
     settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy machine")
+
+_environment_at_first: dict[str, dict[str, str]] = {}  # when the first file begins: collecting it has set some
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 prepare_process("", deterministic=True)
@@ -91,13 +94,29 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+def environment_as_at_first() -> None:
+    """Take back what a thread that outlived its file has changed in the environment, and name it in a warning."""
+    now = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    first = _environment_at_first.setdefault("variables", now)
+    changed = sorted(name for name in now.keys() | first.keys() if now.get(name) != first.get(name))
+    if changed:
+        warnings.warn(f"an earlier file has changed {', '.join(changed)} in the environment", stacklevel=2)
+    for name in changed:
+        if name in first:
+            os.environ[name] = first[name]
+        else:
+            del os.environ[name]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _file_by_itself() -> Iterator[None]:
     """Begin and leave every file without plugins, whose names would be taken, and with the environment that there was.
 
-    Fixtures of a file start runs and clusters in this process, and these set variables that processes inherit.
+    Fixtures of a file start runs and clusters in this process, and these set variables that processes inherit. Their
+    threads may do so after the file.
     """
     forget_plugins()
+    environment_as_at_first()
     with environment({}):
         yield
     forget_plugins()

@@ -314,7 +314,7 @@ def test_a_database_of_another_version_or_program_is_refused(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "experience.db") as connection:
         connection.execute("UPDATE trinity_schema SET version = 1")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 1, this program reads version 4"):
+    with pytest.raises(StoreError, match="schema version 1, this program reads version 5"):
         open_store(tmp_path)
     with sqlite3.connect(tmp_path / "foreign.db") as connection:
         connection.execute("CREATE TABLE experience (id INTEGER)")

@@ -20,13 +20,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 from sqlalchemy.engine import Row
 
 from trinity.buffer.store.dialect import clock
 from trinity.buffer.store.scope import CHUNK, Scope, of_ids
 from trinity.buffer.store.tables import BLOB, EXPERIENCE
 from trinity.buffer.store.types import NO_TASK, ConsumerToken
+from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, READY
 
 Conditions = list[ColumnElement[bool]]
@@ -73,13 +74,33 @@ def take(connection: Connection, token: ConsumerToken, ids: Sequence[int], *, le
         connection.execute(update(EXPERIENCE).where(rows).values(**values))
 
 
-def with_payloads(connection: Connection, ids: Sequence[int]) -> list[Row[Any, Any, Any]]:
-    """Return (id, uid, payload) of rows, in the order of `ids`."""
+def held_by(token: ConsumerToken) -> ColumnElement[bool]:
+    """Return the condition that a row is claimed by the consumer of `token`."""
+    return and_(EXPERIENCE.c.state == CLAIMED, EXPERIENCE.c.claimed_by == token.consumer)
+
+
+def with_payloads(connection: Connection, token: ConsumerToken, ids: Sequence[int]) -> list[Row[Any, Any, Any]]:
+    """Return (id, uid, payload) of claimed rows, in the order of `ids`.
+
+    Raises:
+        StoreError: the consumer does not hold all of them any more (E5204).
+    """
     columns = EXPERIENCE.c
     both = EXPERIENCE.outerjoin(BLOB, BLOB.c.id == columns.id)
-    statement = select(columns.id, columns.uid, BLOB.c.experience_bytes).select_from(both)
+    statement = select(columns.id, columns.uid, BLOB.c.experience_bytes).select_from(both).where(held_by(token))
     found = {row[0]: row for rows in of_ids(columns.id, ids) for row in connection.execute(statement.where(rows))}
+    if len(found) < len(ids):
+        raise lost_claims(token, "read", number=len(ids), lost=len(ids) - len(found))
     return [found[number] for number in ids]
+
+
+def lost_claims(token: ConsumerToken, what: str, *, number: int, lost: int) -> StoreError:
+    """Return the error that `lost` of `number` rows are not held any more."""
+    return StoreError(
+        f"cannot {what} {number} experiences: {lost} of them are not claimed by {token.consumer!r} (their lease ended "
+        "and another consumer took them, or they were already used)",
+        code="E5204",
+    )
 
 
 def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:

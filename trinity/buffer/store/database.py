@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class LostConnectionError(StoreError):
-    """The database was lost in a transaction, of which nothing holds."""
+    """The database was lost in a transaction, and nothing of that holds."""
 
     default_code = "E5212"
 
@@ -43,8 +43,8 @@ class LostConnectionError(StoreError):
 def reconnecting(method: Callable[P, T]) -> Callable[P, T]:
     """Let a method do its transaction again when the database was lost.
 
-    The method has one transaction, is of an object with a `_database`, and changes nothing else before the transaction
-    is committed.
+    The method is of an object with a `_database`, has one transaction, or one that changes something and others that
+    are `reconnecting` themselves, and changes nothing else before the transaction is committed.
     """
 
     @functools.wraps(method)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, case, delete, func, insert, select, union, update
 
-from trinity.buffer.store import fates
+from trinity.buffer.store import claims, fates
 from trinity.buffer.store.dialect import clock, insert_rows, new_ids
 from trinity.buffer.store.fates import Owner
 from trinity.buffer.store.pruning import PRUNED
@@ -216,18 +216,11 @@ def end_claims(
     changed = 0
     for part in chunks(uids):
         statement = update(EXPERIENCE).where(
-            Scope.of(token).where(EXPERIENCE),
-            among(EXPERIENCE.c.uid, part),
-            EXPERIENCE.c.state == CLAIMED,
-            EXPERIENCE.c.claimed_by == token.consumer,
+            Scope.of(token).where(EXPERIENCE), among(EXPERIENCE.c.uid, part), claims.held_by(token)
         )
         changed += connection.execute(statement.values(**values)).rowcount
     if changed != len(uids):
-        raise StoreError(
-            f"cannot {what} {len(uids)} experiences: {len(uids) - changed} of them are not claimed by "
-            f"{token.consumer!r} (their lease ended and another consumer took them, or they were already used)",
-            code="E5204",
-        )
+        raise claims.lost_claims(token, what, number=len(uids), lost=len(uids) - changed)
 
 
 def last_step(connection: Connection, token: ConsumerToken) -> int:

@@ -22,7 +22,7 @@ from trinity.common.schema.sql_schema import DROPPED
 from trinity.utils.log import get_logger
 
 _SCHEMA_NAME = "experience_store"
-_WITHOUT_FATES, _WITHOUT_BLOBS = 2, 3  # the versions before
+_WITHOUT_FATES, _WITHOUT_BLOBS, _ANY_JSON = 2, 3, 4  # the versions before
 
 _logger = get_logger("buffer.store")
 
@@ -51,6 +51,8 @@ def create_schema(connection: Connection) -> None:
         version = _WITHOUT_BLOBS
     if version == _WITHOUT_BLOBS:
         _move_payloads(connection)
+        version = _ANY_JSON
+    if version == _ANY_JSON:  # its programs would take a payload in strict JSON for a damaged one, and drop it
         connection.execute(update(SCHEMA).where(SCHEMA.c.name == _SCHEMA_NAME).values(version=SCHEMA_VERSION))
         version = SCHEMA_VERSION
     if version != SCHEMA_VERSION:

@@ -1,4 +1,4 @@
-"""`ExperienceStore`: append, claim, commit; every call is one transaction."""
+"""`ExperienceStore`: append, claim, commit; what a call changes is one transaction."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class ExperienceStore(StoreQueries):
             whole_rollouts: count rollouts, each with all of its experiences.
 
         Raises:
-            StoreError: the token is fenced (E5203).
+            StoreError: the token is fenced (E5203), or its lease ended before the payloads were read (E5204).
             DataError: a payload is damaged (E5101); that row is set aside as dropped (`unreadable`).
         """
         return self._claim(token, Limits(n, at_least, max_version, whole_rollouts), lease_s=lease_s)[0]
@@ -240,7 +240,7 @@ class ExperienceStore(StoreQueries):
         ids, evicted = self._claimed_ids(token, limits, lease_s=lease_s)
         failpoint("store.claim.after_commit")
         experiences = []
-        for row in self._with_payloads(ids):
+        for row in self._with_payloads(token, ids):
             try:
                 payload = row.experience_bytes or b""
                 experiences.append(Experience.deserialize(payload, max_bytes=self.max_experience_bytes))
@@ -262,13 +262,14 @@ class ExperienceStore(StoreQueries):
             return replay.claim(connection, token, limits, replay=self.replay, lease_s=lease_s)
 
     @reconnecting
-    def _with_payloads(self, ids: Sequence[int]) -> Sequence[Any]:
-        """Return (id, uid, payload) of rows that are claimed.
+    def _with_payloads(self, token: ConsumerToken, ids: Sequence[int]) -> Sequence[Any]:
+        """Return (id, uid, payload) of rows that `token` has claimed.
 
-        Others write meanwhile: what is claimed does not change.
+        Others write meanwhile. What is claimed does not change, unless the lease has ended (E5204).
         """
         with self._database.read() as connection:
-            return claims.with_payloads(connection, ids)
+            ledger.verify_token(connection, token)
+            return claims.with_payloads(connection, token, ids)
 
     @reconnecting
     def release(self, token: ConsumerToken, uids: Sequence[str]) -> None:
@@ -391,8 +392,9 @@ class ExperienceStore(StoreQueries):
         dropped = {"state": DROPPED, "drop_reason": UNREADABLE, "lease_until": None}
         with self._database.write() as connection:
             ledger.verify_token(connection, token)
+            mine = claims.held_by(token)
             for rows in of_ids(EXPERIENCE.c.id, [i for i in ids if i != bad]):
-                connection.execute(update(EXPERIENCE).where(rows).values(**ready))
-            lost = fates.num_first_unused(connection, [bad])
-            fates.add(connection, Scope.of(token), STORE, step=0, counts={fates.failed(UNREADABLE): lost})
-            connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad).values(**dropped))
+                connection.execute(update(EXPERIENCE).where(rows, mine).values(**ready))
+            if connection.execute(update(EXPERIENCE).where(EXPERIENCE.c.id == bad, mine).values(**dropped)).rowcount:
+                lost = fates.num_first_unused(connection, [bad])
+                fates.add(connection, Scope.of(token), STORE, step=0, counts={fates.failed(UNREADABLE): lost})

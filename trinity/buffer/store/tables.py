@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from trinity.common.schema.sql_schema import Base, ExperienceBlobModel, ExperienceModel
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 NO_ROOM = 2**31 - 1
 
 
