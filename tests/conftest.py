@@ -95,7 +95,7 @@ def pytest_runtest_setup() -> None:
 
 
 def environment_as_at_first() -> None:
-    """Take back what a thread that outlived its file has changed in the environment, and name it in a warning."""
+    """Take back what a thread of an earlier file has changed, with a warning."""
     now = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     first = _environment_at_first.setdefault("variables", now)
     changed = sorted(name for name in now.keys() | first.keys() if now.get(name) != first.get(name))

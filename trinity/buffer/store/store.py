@@ -1,4 +1,4 @@
-"""`ExperienceStore`: append, claim, commit; what a call changes is one transaction."""
+"""`ExperienceStore`: append, claim, commit; each does all or nothing."""
 
 from __future__ import annotations
 
