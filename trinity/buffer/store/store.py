@@ -33,10 +33,9 @@ LEASE_S = 3600.0
 FIRST_POLL_S = 0.01  # of a read; each further pause is twice as long, up to `POLL_S`: a short wait ends in time
 UNREADABLE = "unreadable"
 
-_logger = get_logger("buffer.store")
-
-
 SETTING = "buffer.trainer_input.experience_buffer.path"  # as the messages of this package call it
+
+_logger = get_logger("buffer.store")
 
 
 class ExperienceStore(StoreQueries):
