@@ -70,7 +70,7 @@ def value_model(family: str) -> PreTrainedModel | None:
 
 
 def served(family: str) -> str:
-    """Return how the embedded engine computes a family."""
+    """Return how the torch engine computes a family."""
     known = families().get(family)
     if known is not None and known.engine == REFUSED:
         return REFUSED
@@ -138,10 +138,10 @@ with the code. It was made with Transformers {version}. The words mean:""",
             "not started": "vLLM on a CPU does not start with this family, and says why; not measured on a GPU",
             "not served": "vLLM has no model of this family; if it uses Transformers' model instead, that is not measured",
         },
-        "head": ["Family", "Training", "Critic", "Embedded engine", "vLLM"],
+        "head": ["Family", "Training", "Critic", "Torch engine", "vLLM"],
         "vision": "Families that read images",
         "vision text": (
-            "For {names}, training and the embedded engine compute the language model with Trinity's own forward pass, and "
+            "For {names}, training and the torch engine compute the language model with Trinity's own forward pass, and "
             "images with the vision model of Transformers; see [images](workflows.md#images).\n"
             "Other families with a vision model are refused by name if rows have images."
         ),
@@ -172,10 +172,10 @@ with the code. It was made with Transformers {version}. The words mean:""",
             "not started": "vLLM 在 CPU 上无法启动这个系列，并说明原因；没有在 GPU 上测过",
             "not served": "vLLM 没有这个系列的模型；如果它改用 Transformers 的模型，这种情况没有测过",
         },
-        "head": ["系列", "训练", "Critic", "内置引擎", "vLLM"],
+        "head": ["系列", "训练", "Critic", "torch 引擎", "vLLM"],
         "vision": "读取图像的系列",
         "vision text": (
-            "对于 {names}，训练和内置引擎用 Trinity 自己的前向计算处理语言模型，用 Transformers 的视觉模型处理图像；见[图像](workflows.zh.md#图像)。"
+            "对于 {names}，训练和 torch 引擎用 Trinity 自己的前向计算处理语言模型，用 Transformers 的视觉模型处理图像；见[图像](workflows.zh.md#图像)。"
             "其他带视觉模型的系列，如果数据行带有图像，会被点名拒绝。"
         ),
         "table": "所有系列",

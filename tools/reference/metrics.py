@@ -48,7 +48,7 @@ places: the second is always one more.""",
 一次运行写出的每个指标：单位、公式、健康的运行是什么样，以及在 TRL 和 veRL 中不同的名字。
 由 `python -m tools.reference` 生成；`trinity explain actor/kl_loss` 在终端上说明单个指标。
 
-指标是作业目录中 `metrics.jsonl` 的行：`actor`、`seq`、`step`、`time` 和各个值。[记录工具](monitoring.zh.md#记录工具)
+指标是作业目录中 `metrics.jsonl` 的行：`actor`、`seq`、`step`、`time` 和各个值。[实验跟踪工具](monitoring.zh.md#实验跟踪工具)
 以同样的名字显示；`monitor.verl_names: true` 再加上 veRL 的名字。
 
 **两种步。** explorer 的行以探索步（一批任务）计数，trainer 的行以训练步（一批 rollout）计数。
