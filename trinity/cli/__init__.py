@@ -8,13 +8,14 @@ import sys
 def main() -> None:
     """Run the command line; exit with the status of the command."""
     from trinity.runtime.allocator import begin_again
-    from trinity.runtime.collector import collect_seldom
+    from trinity.runtime.collector import collect_seldom, collecting_nothing
 
     begin_again()
     collect_seldom()
-    from trinity.cli.app import application
-    from trinity.runtime.process_exit import leave
-    from trinity.utils.streams import steady_output
+    with collecting_nothing():
+        from trinity.cli.app import application
+        from trinity.runtime.process_exit import leave
+        from trinity.utils.streams import steady_output
 
     steady_output()
     try:

@@ -24,11 +24,15 @@ def collect_seldom() -> None:
 
 @contextmanager
 def collecting_nothing() -> Iterator[None]:
-    """Keep the garbage collector off while something short makes what stays."""
+    """Keep the garbage collector off while something short makes what stays.
+
+    It never looks at what is there afterwards: else it would go through all of it as soon as it is on again.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            gc.freeze()
             gc.enable()
