@@ -22,7 +22,7 @@ export GOMP_SPINCOUNT ?= 0
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test nightly browser check docs gpu format clean
+.PHONY: help demo test nightly browser slurm check docs gpu format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
@@ -39,7 +39,7 @@ test nightly: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev browser
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-nightly: $(VENV)/.installed-dev browser
+nightly: $(VENV)/.installed-dev browser slurm
 	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
 
 # For the tests of the studio. Without it they fail, and say what to install.
@@ -49,6 +49,14 @@ browser:
 	  echo "Installing Chromium, for the tests of the studio."; \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; \
 	fi || echo "Chromium could not be installed; the tests that need it will say so." >&2
+
+# For the test of the script for SLURM, likewise.
+slurm:
+	@if PATH="$$PATH:/usr/sbin" command -v slurmctld >/dev/null && PATH="$$PATH:/usr/sbin" command -v munged >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing SLURM, for the test of its script."; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; \
+	fi || echo "SLURM could not be installed; the test that needs it will say so." >&2
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

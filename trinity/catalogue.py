@@ -31,7 +31,7 @@ PACKAGES = (
 _CLASSES = {name: entry for package in PACKAGES for name, entry in package.classes.items()}
 BUILT_IN = Catalogue(
     tables={kind: table for package in PACKAGES for kind, table in package.names.items()},
-    # A published name of the base of monitors is the other.
+    # `Monitor` is the published name of `MonitorBackend`.
     bases=_CLASSES | {"Monitor": _CLASSES["MonitorBackend"]},
 )
 
@@ -46,7 +46,7 @@ def builtin_catalogue(dirs: Iterable[Path] = ()) -> Catalogue:
     """Return the built-in names and those registered by plugins in `dirs`.
 
     Raises:
-        ConfigErrors: a folder does not exist, a file cannot be read, or a declaration in it.
+        ConfigErrors: a folder does not exist, or a file or a declaration in it cannot be read.
     """
     catalogue, problems = catalogue_of(dirs)
     errors = [problem for problem in problems if problem.is_error]

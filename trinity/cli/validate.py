@@ -1,8 +1,8 @@
 """`trinity validate`: all problems of a YAML file before anything starts.
 
-Needs no GPU and no network, imports neither torch nor transformers, and writes nothing. Only `--fetch` asks the
-network, and writes copies into the cache. Only `--probe` computes: it imports both, and the plugins, and writes a small
-model into a temporary folder.
+Needs no GPU and no network, imports neither torch nor transformers, and writes nothing but answers of Data-Juicer about
+its operators, into the cache. Only `--fetch` asks the network, and writes copies into the cache. Only `--probe`
+computes: it imports both, and the plugins, and writes a small model into a temporary folder.
 """
 
 from __future__ import annotations

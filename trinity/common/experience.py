@@ -49,8 +49,8 @@ class Experience:
         eid: identity; a mapping of its parts is converted.
         tokens: token ids [T], int64; a list is converted.
         prompt_length: P, the number of prompt tokens, 1 <= P <= T; all T of a pair (DPO).
-        logprobs: log-probabilities [R] (nats) of the response tokens under the policy that sampled them; of [T] the
-            last R are taken, here and for `teacher_logprobs` and `action_mask`.
+        logprobs: log-probabilities [R] (nats) of the response tokens under the policy that sampled them; of T values
+            the last R are taken, here and for `teacher_logprobs` and `action_mask`.
         reward: scalar reward of the response.
         token_level_reward: reward per response token [R]. All of them count: their sum is the reward of the response,
             and one on a token that the policy did not produce (what a tool said) is credited to the policy's token
@@ -120,7 +120,7 @@ class Experience:
                 spread = self._spread(value)
                 setattr(self, name, self._of_response(spread) if name in _LOGPROBS else spread)
         if self.action_mask is None:
-            is_masked = self.truncate_status == "prompt_truncated"  # what it answered is another question
+            is_masked = self.truncate_status == "prompt_truncated"  # the response answers a cut prompt
             self.action_mask = torch.full((max(self.response_length, 0),), not is_masked)
         self.action_mask = self._of_response(torch.as_tensor(self.action_mask, dtype=torch.bool))
         self.check()

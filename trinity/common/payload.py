@@ -6,7 +6,7 @@ Layout, little endian: `TREX` (4) | version u16 | total length u64 | header leng
 tensors (safetensors) | xxh3-128 of everything before (16). Nothing in it can run code: no pickle is involved.
 
 The JSON of version 2 is that of RFC 8259, with integers of 64 bits: the common case, which is written and read several
-times as fast. What it cannot represent (NaN, larger integers, half characters) is written as version 1, the JSON of
+times as fast. What it cannot represent (NaN, larger integers, lone surrogates) is written as version 1, the JSON of
 Python's `json`.
 """
 
@@ -70,7 +70,7 @@ def _header(header: Mapping[str, Any], *, names: Iterable[str]) -> tuple[int, by
     if value is header and "".join(names).isascii():
         try:
             return STRICT_JSON, orjson.dumps(value)
-        except TypeError:  # an integer of more than 64 bits, or half a character
+        except TypeError:  # an integer of more than 64 bits, or a lone surrogate
             pass
     return ANY_JSON, _encoded(value).encode()
 

@@ -67,7 +67,7 @@ def read_tensors_of(file: Path, *, is_mapped: bool = False, may_have_arrays: boo
         allowed += [vars(found)[name] for name in names if name in vars(found)]
     if may_have_arrays:  # under the name that numpy 1 wrote
         allowed += [(each, f"numpy.core.multiarray.{each.__name__}") for each in allowed if _is_of_arrays(each)]
-    # What others have allowed must stay so: the end of the context takes away all that it was given.
+    # The context removes all that it was given, also what others had allowed before; so it is given only what is new.
     known = get_safe_globals()
     with safe_globals([each for each in dict.fromkeys(allowed) if each not in known]):
         return torch.load(file, weights_only=True, map_location="cpu", mmap=is_mapped)

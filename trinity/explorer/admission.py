@@ -36,7 +36,7 @@ class Admission(Protocol):
 
         True: it may. False: the trainer has ended. None: not yet.
 
-        None comes only with batches under way, of which there are `in_flight`; without, the answer is waited for.
+        None is returned only while batches are under way (`in_flight` above 0); otherwise this waits for the answer.
 
         Raises:
             SyncError: the weights did not come before `synchronizer.sync_timeout` (E5501).
@@ -172,8 +172,9 @@ def batches_at_once(config: Config) -> int:
 def is_streamed(config: Config) -> bool:
     """Return whether the tasks of explore steps begin one by one.
 
-    They do where samples continue across updates of the weights. A step then has the tasks that ended first, so that no
-    task is late, unless `explorer.over_rollout` says so of those that began together.
+    They do where samples continue across weight updates (`synchronizer.update_in_flight` with style `fully_async`), but
+    not in deterministic mode. A step then takes the tasks that ended first, so no task is late. With
+    `explorer.over_rollout`, the tasks of a step begin together, and the late ones of them are abandoned.
     """
     goes_on = config.synchronizer.update_in_flight and config.synchronizer.sync_style == SyncStyle.FULLY_ASYNC
     return goes_on and not config.deterministic and config.explorer.over_rollout.ratio == 0
@@ -259,7 +260,7 @@ class BoundedAdmission:
                 self._served.note_wait(started)
                 return min(room, most)
             self._check_possible(untrained, version, step=step)
-            # Ended tasks wait for others to fill their step, which the trainer must not wait for.
+            # Ended tasks stay out of the log until other tasks complete their step; the trainer must not wait for that.
             await self._producer.announce_wait(untrained.step + 1)
             await self._request(version + 1)
             await self.take_newest()

@@ -206,7 +206,7 @@ def _kind(outcome: Outcome) -> str:
 def summed(parts: Sequence[BatchResult]) -> BatchResult:
     """Return the results of batches as those of one.
 
-    Their tasks are numbered through.
+    The task indices of the parts must differ: they are kept.
     """
     whole = BatchResult(0, baselines=None if parts[0].baselines is None else {})
     for part in parts:

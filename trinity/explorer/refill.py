@@ -102,7 +102,7 @@ class Refill:
 def _own(experience: Experience) -> Experience:
     """Return a copy that operators may change.
 
-    The metrics of the step, and what is kept of its input, are of what was rolled out.
+    The metrics of the step, and the pipeline's input that is kept, describe the rollouts before operators change them.
     """
     own = copy.copy(experience)
     own.info, own.metrics = dict(experience.info), dict(experience.metrics)

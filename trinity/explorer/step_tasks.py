@@ -2,8 +2,9 @@
 
     read ---> open, in a step ---finish---> done
 
-Tasks that produced nothing are replaced. A snapshot says where the reader stands, and of what was read and is in no
-finished step from where: a resumed run reads that again as it was, whatever the selector has learned since.
+Tasks that produced nothing are replaced. A snapshot holds the position of the reader and, for tasks that were read but
+are in no finished step, the position from which they were read: a resumed run reads the same tasks again, whatever the
+selector has learned since.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ class StepTasks:
     async def replace(self, step: int, result: BatchResult, *, num_empty: int, is_first: bool) -> list[Task]:
         """Return the next tasks for `step`; empty at the end of the taskset.
 
-        No run of the step has completed so far. A step in which everything failed is no step. All of its tasks come
-        again if the run ends before tasks of it are stored; those of the last one, which has no others, are left out.
+        No run of the step has completed so far, and a step without a completed run is not counted. If the run ends
+        before the step is stored, a resumed run attempts all of its tasks again, also the replaced ones. At the end of
+        the taskset there are no replacements, and the tasks of the step are left out.
 
         Args:
             step: number of the step.
@@ -118,7 +120,7 @@ class StepTasks:
             is_first: no step of the run was finished before.
 
         Raises:
-            WorkflowError: it is the third batch in a row, or the only ones of the run (E5130).
+            WorkflowError: it is the third such batch in a row, or no step was finished and no tasks are left (E5130).
         """
         tasks = await self.read(step)
         tell_of_empty(step, result, num_empty=num_empty, is_first=is_first, has_more=bool(tasks))
@@ -214,7 +216,7 @@ def tell_of_empty(step: int, result: BatchResult, *, num_empty: int, is_first: b
         has_more: other tasks take their place.
 
     Raises:
-        WorkflowError: it is the third batch in a row, or the only ones of the run (E5130).
+        WorkflowError: it is the third such batch in a row, or no step was finished and no tasks are left (E5130).
     """
     if num_empty >= MAX_EMPTY_BATCHES or (is_first and not has_more):
         raise WorkflowError(

@@ -183,7 +183,8 @@ class ExploreSteps:
         metrics |= prefixed("perf/engine", await self._served.engine.stats())
         self.state.explore_step = step
         self.state.readers = self._tasks.finish(step)
-        # Nothing is waited for from here to the report: a checkpoint with this step's rows must know that it is done.
+        # Between the append and the report nothing is waited for: a checkpoint with this step's rows must know that it
+        # is done.
         appended = await self._append(step, done, done.counts + rollout.lost)
         if appended.duplicates:
             logger.info("explore step %d is stored already: it is kept as it is", step)

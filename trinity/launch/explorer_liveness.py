@@ -29,8 +29,9 @@ def _stored(config: Config, runs: list[str]) -> str:
     if not runs:
         return ""
     return (
-        f". The database has rollouts of {', '.join(runs)}, and a run trains on its own: to train on those, stop, and "
-        f"write them for this one with `trinity rescore JOB --for {config.project}/{config.name} -o DATABASE`"
+        f". The database has rollouts of {', '.join(runs)}, and a run trains on its own rollouts only: to train on "
+        "those of another run, stop this one, and score them again for it with "
+        f"`trinity rescore JOB --for {config.project}/{config.name} -o DATABASE`"
     )
 
 

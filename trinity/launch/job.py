@@ -190,10 +190,10 @@ class Attempt:
 
 @contextlib.contextmanager
 def recorded(job_dir: Path, part: str | None, text: str, **fields: Any) -> Iterator[Attempt]:
-    """Record that the job runs, with what, and how it ends if unplanned.
+    """Record that the job runs and, unless it ends normally, how it ended.
 
-    A start that fails leaves the configuration and the record as they were: nothing was learned with its values, and
-    the next start may have others.
+    A start that fails restores the configuration and the earlier record, to which only the failure is added: nothing
+    was learned with its values, and the next start may have others.
 
     Args:
         job_dir: folder of the job.

@@ -72,8 +72,8 @@ def check_shared_keys(job_dir: Path, part: str | None, text: str) -> None:
     ):  # fmt: skip
         begun, now = ("in parts", "in one process") if part is None else ("in one process", "in parts")
         raise CheckpointError(
-            f"{job_dir} was begun {begun} and this run would continue it {now}, whose explorers keep their place "
-            "elsewhere; take the `mode` that it was begun with, or choose another `name`",
+            f"{job_dir} was begun {begun}, and this run would continue it {now}: the state of its explorers is kept "
+            "in another place then; take the `mode` that it was begun with, or choose another `name`",
             code="E7040",
         )
     if part in (None, BENCH):

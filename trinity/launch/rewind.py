@@ -55,7 +55,7 @@ def goes_back(checkpoints: CheckpointStore, path: Path) -> bool:
 def is_foreign(checkpoints: CheckpointStore, path: Path) -> bool:
     """Return whether a path is a checkpoint of another program.
 
-    It is not in the job's folder, has no manifest, and a policy in the shards of ranks.
+    It is outside of the job's folder, has no manifest, and holds a policy as shards of ranks.
     """
     target = path.expanduser().absolute()
     is_elsewhere = target.parent.resolve() != checkpoints.job_dir.absolute().resolve()

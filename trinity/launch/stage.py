@@ -144,7 +144,8 @@ class Stage:
     async def _resumed(self, side: StageSide[Any], result: StageResult) -> Path | None:
         """Return the checkpoint that the trainer continues from, and tell.
 
-        The folder is as it was if the side's process does not compute as the one that began the run.
+        The facts of the side's process are checked first: if they differ from those that the run began with, the folder
+        stays as it was.
         """
         await self._check_facts(side)
         resume = self._checkpoint()

@@ -112,7 +112,8 @@ class TrainerSide(Side["TrainSummary"]):
 
         They are those of the trainer's checkpoint.
 
-        Explorers load the initial model themselves, unless they may serve what a trainer without a checkpoint has lost.
+        Explorers load the initial model themselves. It is announced only where weights were published before: an
+        explorer may still have weights of a trainer that ended without a checkpoint.
         """
         has_published = bool(trainer.publisher.transport.versions())
         weights = {trainer.step: await trainer.weights()} if trainer.step or has_published else {}

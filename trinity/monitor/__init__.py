@@ -1,6 +1,6 @@
-"""Metrics: `metrics.jsonl` always, and optionally one monitor.
+"""Metrics: `metrics.jsonl` always, and the monitors that are chosen.
 
-The monitor is TensorBoard, Weights & Biases, MLflow or a plugin.
+A monitor is TensorBoard, Weights & Biases, MLflow, SwanLab, Prometheus or a plugin.
 
 Names are imported on first use, so that the table of contents costs nothing.
 """

@@ -13,7 +13,7 @@ def gather_metrics(
 ) -> dict[str, float]:
     """Return `<prefix>/<name>/<statistic>` of every number in the metrics.
 
-    A name that some of them lack is summed up over the others. What is no number is left out.
+    A name that some samples lack has the statistics of the others. Values that are not numbers are left out.
 
     Args:
         metric_list: metrics by name, one mapping a sample.

@@ -161,10 +161,10 @@ class MlflowMonitor(Tracker):
 
     @contextmanager
     def _answered(self) -> Iterator[None]:
-        """Let through what is refused; anything else is to be tried again.
+        """Raise what MLflow refuses as it is; other errors can be tried again.
 
         Raises:
-            UnreachableError: there was no answer, or one that may be another later.
+            UnreachableError: there was no answer, or one that may be different later.
         """
         try:
             yield

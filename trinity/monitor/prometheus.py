@@ -69,7 +69,7 @@ class PrometheusMonitor(Tracker):
         self._values.put(actor, {**data, "step": step, "time_seconds": time_s})
 
     def close(self) -> None:
-        """Stop to answer."""
+        """Stop answering."""
         self._place.unlink(missing_ok=True)
         self._server.shutdown()
         self._server.server_close()

@@ -251,7 +251,7 @@ class Shipper:
         return bool(calls or tables)
 
     def _try(self, send: Callable[[], None]) -> None:
-        """Send a call; any error but that it is to be repeated is reported."""
+        """Send a call; report any error that does not ask for a repeat."""
         away: list[UnreachableError] = []
 
         def attempt() -> None:

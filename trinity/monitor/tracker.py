@@ -74,8 +74,8 @@ class Tracker(MonitorBackend):
 class Names:
     """Names of metrics in a run that several actors share.
 
-    A name of one actor stays as it is. One of several has the actor before it: those that are known to be of several
-    always, any other for all but the actor that logged it first.
+    A metric of one actor keeps its name. If several actors log it, the actor's name is put before it: for names that
+    begin as in `OF_SEVERAL` always, for all others unless the actor was the first to log it.
 
     Args:
         owners: the actor of each name, of before.

@@ -32,9 +32,9 @@ def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def begin_again() -> None:
-    """Start the program of a run again where its environment lacks something.
+    """Restart the program of a run if its environment lacks a variable.
 
-    Only `trinity run` is, before it has imported anything: same process id, same arguments, some 30 ms.
+    This is done for `trinity run` alone, before it has imported anything: same process id, same arguments, some 30 ms.
     """
     if sys.argv[1:2] != ["run"] or Path(sys.argv[0]).name not in _PROGRAMS or not sys.executable:
         return

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (10_000, 10, 10)
-"""Objects for one collection of the youngest, and such collections for one of the older ones; Python's: 700, 10, 10.
+"""Values for `gc.set_threshold`: new objects per collection of the youngest generation, then collections of a
+generation per collection of the next one; Python's default: 700, 10, 10.
 
 The modules of a run make half a million objects, all of which stay: with Python's numbers a fifth of their import is
 spent on looking through them, and each full collection later holds the process for 0.2 s.
@@ -24,9 +25,10 @@ def collect_seldom() -> None:
 
 @contextmanager
 def collecting_nothing() -> Iterator[None]:
-    """Keep the garbage collector off while something short makes what stays.
+    """Keep the garbage collector off in a short block that makes objects.
 
-    It never looks at what is there afterwards: else it would go through all of it as soon as it is on again.
+    The objects that exist at its end are never examined later: otherwise the collector would go through all of them as
+    soon as it is on again.
     """
     was_on = gc.isenabled()
     gc.disable()

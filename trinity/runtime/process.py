@@ -42,7 +42,7 @@ DRAIN_S = 2.0
 _PROGRAM = "import sys; sys.path[:] = sys.argv[3:]; from trinity.runtime.child import main; main()"
 
 _spawner = WorkerThread("spawner")
-"""Starts every child: the kernel takes the end of the thread that started a process for the end of its parent."""
+"""Starts every child in one thread: when the thread that started a child ends, the kernel acts as if the parent had."""
 
 
 class ProcessHandle:

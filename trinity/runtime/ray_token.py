@@ -2,10 +2,10 @@
 
 Finds out whether a cluster requires one and keeps this process's setting in line with it.
 
-Ray reads `RAY_AUTH_MODE` once. A process that starts a cluster of its own is switched to tokens for good, in its
-environment and in Ray's own memory, and a cluster that asks for none then takes back every actor of that process before
-it runs: its calls come without the token that the process demands. And `ray start` asks for a token as soon as the
-machine has one, without a word of it to those who join by address.
+Ray reads `RAY_AUTH_MODE` once. Starting a cluster of its own switches a process to tokens permanently, in its
+environment and in Ray's own memory. If that process then joins a cluster without tokens, the cluster removes every
+actor of the process before it runs: the cluster's calls carry no token, and the process demands one. Also, `ray start`
+requires a token as soon as the machine has one, and does not tell those who join by address.
 """
 
 from __future__ import annotations

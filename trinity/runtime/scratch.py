@@ -93,8 +93,8 @@ class SharedNames(dict[str, Any]):
     vLLM's configuration carries it to vLLM's processes.
 
     A process that unpickles it gives the prefix to all that it makes in shared memory from then on, and ends with
-    the process that pickled it, its parent, even while it starts or is stopped. It is an empty mapping to those who
-    look, because caches of compiled code are known by the content of that configuration.
+    the process that pickled it, its parent, even while it starts or is stopped. As a mapping it is empty, because vLLM
+    finds its caches of compiled code by the content of that configuration, which the prefix must not change.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -143,7 +143,7 @@ def sweep() -> None:
 
 
 def _bases() -> dict[Path, None]:
-    """Return the folders in which there may be some, the one to use first."""
+    """Return the folders in which scratch folders may be."""
     named = (os.environ.get("RAY_TMPDIR", ""), os.environ.get("VLLM_RPC_BASE_PATH", ""), _temporary(), "/tmp")
     return dict.fromkeys(Path(name) for name in named if name)
 
@@ -190,7 +190,7 @@ def _prefix(folder: Path) -> str:
 def _remove(folder: Path, *, is_own: bool = False) -> None:
     prefix = _prefix(folder)
     _forget(prefix, is_own=is_own)
-    # A rendezvous of vLLM is a file whose name begins the names of what its processes share.
+    # vLLM's processes meet at a file, and the names of what they share in memory begin with the name of that file.
     claims = [file.name for file in (*folder.glob(f"{_CLAIMS}/*"), *folder.glob("vllm_dist_*"))]
     for file in _in_shared_memory(*(f"{claim}-" for claim in claims)):
         file.unlink(missing_ok=True)
@@ -209,7 +209,7 @@ def _forget(prefix: str, *, is_own: bool) -> None:
             if is_own and file.name.startswith(f"{beginning}{_OWN}"):
                 continue
             file.unlink(missing_ok=True)
-            if is_own:  # the processes that made it told the tracker of this one, and have ended without a word
+            if is_own:  # their makers registered them with this process's tracker, and ended without unregistering
                 resource_tracker.unregister(f"/{file.name.removeprefix('sem.')}", kind)
 
 

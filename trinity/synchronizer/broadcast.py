@@ -40,7 +40,7 @@ class BroadcastTransport:
         address: of this machine, the only one at which it listens; None: the one that leads to other machines.
     """
 
-    can_publish_live = False  # an engine that comes back asks for the version again when the trainer has continued
+    can_publish_live = False  # a restarted engine asks for the version again after the trainer has continued
 
     def __init__(
         self, group_name: str, *, backend: str = "gloo", bucket_bytes: int | None = None, address: str | None = None

@@ -68,8 +68,9 @@ class TrainerNews:
 
         Nothing more may be explored without it.
 
-        It is the newest that the trainer reaches with these alone, less the offset. With one explorer that makes a
-        batch a step this is the fixed schedule; with several, all of them together stay as close to the trainer.
+        It is the newest version that the trainer can reach with these rollouts alone, less the offset. With one
+        explorer that makes a training batch a step, this is the fixed schedule; several explorers together run as far
+        ahead of the trainer as that one.
         """
         if not self.rollouts_per_step:
             return 0

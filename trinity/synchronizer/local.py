@@ -83,8 +83,8 @@ class LocalSynchronizer:
             is_live: the ticket leads to the live tensors: wait until the explorer has copied them.
 
         Returns:
-            The oldest version that somebody can still ask for; None where live tensors found nobody waiting, who
-            has ended meanwhile: nothing was published.
+            The oldest version that somebody can still ask for. None if live tensors were offered and the explorer that
+            waited for them has ended meanwhile: nothing was published.
 
         Raises:
             SyncError: the explorer did not take the live tensors before the deadline.

@@ -81,8 +81,8 @@ class MemoryTransport:
 
     Args:
         objects: where they are held; this process, if nothing else is given.
-        can_publish_live: whether a version may be published as the live tensors; not where an engine that comes back
-            asks for it once more.
+        can_publish_live: whether a version may be published as the live tensors; false where a restarted engine may ask
+            for the version again.
     """
 
     def __init__(self, objects: Objects | None = None, *, can_publish_live: bool = True) -> None:

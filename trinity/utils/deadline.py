@@ -18,8 +18,8 @@ T = TypeVar("T")
 async def within(awaitable: Awaitable[T], seconds: float) -> T:
     """Return the result of `awaitable`, waiting at most `seconds`.
 
-    Unlike Python 3.11's `asyncio.wait_for` it loses no cancellation that meets the result: whoever cancels a task
-    that waits here, and waits for its end, would wait for ever.
+    Unlike Python 3.11's `asyncio.wait_for` it loses no cancellation that comes together with the result; otherwise
+    whoever cancelled a task that waits here, and waits for its end, would wait for ever.
 
     Raises:
         TimeoutError: the deadline was reached; `awaitable` was cancelled.

@@ -80,7 +80,7 @@ def get_logger(name: str = "") -> logging.Logger:
 
 
 def parse_level(level: str) -> int:
-    """Return the numeric level of a name in any case.
+    """Return the numeric level of a name, in upper or lower case.
 
     Raises:
         ValueError: not a level.

@@ -25,5 +25,5 @@ from trinity.engine.vllm.start import difference
 def test_the_trial_compares_log_probabilities_as_closely_as_the_number_type_allows(
     after: list[float], dtype: torch.dtype, found: str | None
 ) -> None:
-    said = found and f"whose log-probabilities differ by {found} after a reload of the same"
+    said = found and f"whose log-probabilities differ by {found} on reloading the same weights"
     assert difference([-1.0, -2.0], after, dtype=dtype) == said

@@ -93,8 +93,8 @@ class AlgorithmConfig(Section):
     )
     loss_agg_scope: Literal["mini_batch", "micro_batch"] = key(
         "mini_batch",
-        "Whose tokens and rows are the divisors: those of the mini-batch; or of each micro-batch, averaged over them "
-        "and over workers, as in veRL until 0.6.",
+        "What losses are averaged over: the mini-batch; or each micro-batch, and then all micro-batches and "
+        "workers, as in veRL until 0.6.",
         OWN,
     )
     enable_router_replay: bool = key(

@@ -108,7 +108,7 @@ class DataSelectorConfig(Section):
 
 
 RETRIES = Idle(
-    None, "a call of the database waits for other processes by itself, and what then fails ends the run", is_any=True
+    None, "a database call waits for other processes by itself, and an error after that ends the run", is_any=True
 )
 OF_FILES = IdleWith("storage_type", but=("file",))
 PROGRESS = Idle(True, "progress is in the log and in metrics.jsonl")

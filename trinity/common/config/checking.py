@@ -240,7 +240,7 @@ def _verl_key(tree: Tree, path: Path) -> Finding | None:
         return tree.problem("E1205", path, message, suggestion="write `checkpoint_root_dir`", value=value)
     if name == BACKEND:
         message = f"unknown key `{dotted(path)}`: it is ModelArts' form of a veRL file"
-        way_out = "put what is in it one level up, or run the file as it is: all of it stands on its own top level"
+        way_out = "move its keys one level up, or use the ModelArts file itself, where it stands at the top level"
         return tree.problem("E1205", path, message, suggestion=way_out, value=value)
     row = row_of(name)
     if row is not None and row.name != name and model_at(path[:-1]) is not None:

@@ -162,15 +162,16 @@ class InferenceModelConfig(Section):
     enforce_eager: bool = key(False, "vLLM: no captured graphs.", TRINITY, idle_with=_OF_VLLM, is_engine_arg=True)
     enable_prefix_caching: bool = key(
         True,
-        "Compute what prompts have in common, and what a turn of a conversation has in common with the next, once.",
+        "Compute only once what several prompts, or one turn and the next of a conversation, have in common.",
         TRINITY,
         idle_with=_OF_ENGINE,
         is_engine_arg=True,
     )
     prefix_cache_bytes: Count | None = key(
         None,
-        "Torch engine: most memory for that, in bytes, a block of 32 tokens at least; null: as much as the sequences "
-        "under way may take, at most a quarter of the engine's memory for both and what they leave of it.",
+        "Torch engine: largest size of that cache in bytes, at least a block of 32 tokens; null: what the sequences "
+        "under way may take, at most a quarter of the memory for keys and values, and at most what the sequences "
+        "leave of it.",
         OWN,
         idle_with=(*_OF_TORCH, IdleWith("enable_prefix_caching", (False,))),
     )

@@ -51,7 +51,7 @@ class MonitorConfig(Section):
         "tensorboard", "tensorboard, wandb, mlflow, swanlab, prometheus, or several as a list; empty: none.", TRINITY
     )
     monitor_args: Args | None = key(
-        None, "Arguments of the monitor (wandb: base_url, api_key, ...), before the environment's.", GUIDE
+        None, "Arguments of the monitor (wandb: base_url, api_key, ...); they win over environment variables.", GUIDE
     )
     verl_names: bool = key(
         False, "Metrics also under veRL's names, such as timing_s/update_actor; true for a file of veRL's.", OWN
@@ -86,7 +86,7 @@ class DataJuicerServiceConfig(Section):
         OWN,
     )
     token: str | None = key(None, "Token of a server at server_url; null: TRINITY_DATA_JUICER_TOKEN.", OWN, secret=True)
-    allowed_operators: tuple[str, ...] = key((), "Operators that run though they run code, fetch or write files.", OWN)
+    allowed_operators: tuple[str, ...] = key((), "Operators allowed although they run code, fetch or write files.", OWN)
     timeout: Positive = key(600.0, "Longest wait for an answer in seconds, > 0.", OWN)
     start_timeout: Positive = key(120.0, "Longest wait for the start in seconds, > 0.", OWN)
 
@@ -148,10 +148,10 @@ class ExperiencePipelineConfig(Section):
     )
     input_copy_path: str | None = key(None, "JSON lines file beside it, from input_save_path.", OWN, derived=True)
     inputs: dict[str, Args] = key(
-        {}, "Where experiences come from, which is the explorer: may name what input_save_path is.", TRINITY
+        {}, "Sources of experiences, always the explorer; may only repeat input_save_path.", TRINITY
     )
     output: Args | None = key(
-        None, "Where experiences go to, which is trainer_input.experience_buffer: may repeat it.", TRINITY
+        None, "Destination of experiences, always trainer_input.experience_buffer; may only repeat it.", TRINITY
     )
 
 
@@ -172,6 +172,6 @@ class LogConfig(Section):
     """Log files `<job>/log/<actor>.log`."""
 
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = key(
-        "INFO", "Level in any case: debug, info, warning or error.", GUIDE
+        "INFO", "Log level, in upper or lower case: debug, info, warning or error.", GUIDE
     )
     group_by_node: bool = key(False, "One folder per node: <job>/log/<node_ip>/<actor>.log.", GUIDE)

@@ -48,7 +48,7 @@ class TrainerConfig(Section):
         "verl", "Back end; verl: this project's trainer.", GUIDE, support=only("verl")
     )
     trainer_strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
-        "fsdp", "Sharding of the model; with one worker none. megatron: also by `trainer.megatron`.", GUIDE
+        "fsdp", "Sharding of the model over several workers; megatron: also divided as trainer.megatron says.", GUIDE
     )
     num_workers: Natural | None = key(
         None, "Processes that train the model; null or 0: one a GPU of the trainer, else one.", OWN

@@ -33,7 +33,7 @@ Content = Literal["model", "optimizer", "extra", "hf_model"]
 FloatType = Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]
 
 
-_KERNEL = "a fused output layer exists as PyTorch in pieces, which is always used; there are no other kernels"
+_KERNEL = "the fused output layer is always computed in pieces by PyTorch; there are no other kernels"
 SCALED = refused(
     "fp32", "float32", "bf16", "bfloat16",
     why="float16 holds no gradient below 6e-8, and the trainer does not scale its loss, so that small ones would be "
@@ -158,7 +158,7 @@ class VerlModelConfig(Section):
     enable_gradient_checkpointing: bool = key(True, "Recompute activations layer by layer.", GUIDE)
     enable_activation_offload: bool = key(False, "Activations in host memory.", VERL, support=LATER)
     use_remove_padding: bool | None = key(None, "Accepted: padding is never computed.", GUIDE)
-    use_fused_kernels: bool = key(False, "Accepted: logits never exist at once.", GUIDE)
+    use_fused_kernels: bool = key(False, "Accepted: the logits are never in memory all at once.", GUIDE)
     fused_kernel_options: FusedKernelOptions = section(FusedKernelOptions, "Implementation of the fused layer.")
     trust_remote_code: bool | None = key(None, "Run the model's own code; null: as section model.", VERL)
     custom_chat_template: str | None = key(None, "Chat template; null: as section model.", VERL, support=LATER)

@@ -46,7 +46,7 @@ def image_bytes(value: Any, *, folder: Path | None = None) -> bytes:
     Raises:
         UnreadableImage: another value, too many bytes, or a file that cannot be read. Nothing is fetched.
     """
-    from PIL import Image  # not there at once, and most rows have none
+    from PIL import Image  # slow to import, and most rows have no image
 
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
@@ -124,7 +124,7 @@ def opened(data: bytes) -> Image.Image:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow's own, lower limits; ours is below
+            warnings.simplefilter("ignore")  # Pillow warns at lower limits of its own; ours is checked below
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             width, height = image.size
             if width * height > MAX_PIXELS:

@@ -30,8 +30,8 @@ class StreamText:
     Args:
         tokenizer: decodes.
         skips_special: special tokens have no text.
-        held: characters before the end that may still turn out to be no text, beside those of the last token: a stop
-            string takes them away. None: the text of the last token counts at once.
+        held: characters before the text of the last token that are held back, since a stop string may still remove
+            them. None: nothing is held back, not even the text of the last token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skips_special: bool, held: int | None) -> None:
@@ -44,7 +44,8 @@ class StreamText:
         """Return the text that is certain now."""
         if self._held is None:
             return self._decoded(token)
-        # The tokens before this one have ended nothing. A stop string that this one ends begins that far back.
+        # The tokens before this one have completed no stop string. One that this token completes begins at most `held`
+        # characters before its text.
         most = max(0, len(self._pending) - self._held)
         certain, self._pending = self._pending[:most], self._pending[most:]
         self._pending += self._decoded(token)

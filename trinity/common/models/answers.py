@@ -211,9 +211,9 @@ class AnswerRenderer:
             return written
         if content is None or not (content or as_said):
             raise DataError(
-                "the chat template does not continue from the opening of its responses, which only a "
-                "response of text can "
-                "do without; leave enable_thinking out, or use another chat_template",
+                "the chat template does not continue from the opening that it writes before a response, and only for a "
+                "response that is text alone can this be corrected; leave enable_thinking out, or use another "
+                "chat_template",
                 code="E4021",
             )
         body = written.removesuffix(self._frame.end)

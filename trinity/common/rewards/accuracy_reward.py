@@ -55,12 +55,13 @@ class AccuracyReward(RewardFn):
 
     The score is named `accuracy`.
 
-    The answer is taken from the last `<answer>` or `\boxed{}` or after the last `#`, the truth from after the last
-    `####`. Numbers are compared here; everything else by math-verify in a worker process.
+    The answer is taken from the last `<answer>` or `\boxed{}` or after the last `#`; the truth from after the last
+    `####`, else from `\boxed{}`, else it is the whole text. Numbers are compared here; everything else by math-verify
+    in a worker process.
 
     Args:
-        answer_parser: takes the answer out of the response and out of the truth instead; `None` from it means none,
-            of a list one answer has to be equal.
+        answer_parser: replaces these rules for the response and the truth. It returns an answer, None for no answer, or
+            a list of answers, one of which has to be equal.
         deadline_s: seconds after which the worker is killed.
     """
 

@@ -29,7 +29,7 @@ _ANY_NUMBER = re.compile(
     rf"(?:(?<![0-9).])[+-])?(?:{_WHOLE}(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+|{_EXPONENT}(?![0-9A-Za-z]|\.[0-9]))?|\.[0-9]+",
     re.ASCII,
 )
-# What makes a text more than a number in words: more signs count in a marked answer, where none is punctuation.
+# Signs of mathematics that is more than a number among words. A marked answer has no punctuation, so more signs count.
 _MATHEMATICAL_ANSWER = re.compile(r"[\\^{}|!%]|[^\x00-\x7f]")
 _MATHEMATICAL_PROSE = re.compile(r"[\\^{}]")
 _OPEN, _CLOSE, _BOXED = "<answer>", "</answer>", "\\boxed{"

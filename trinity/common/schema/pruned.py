@@ -17,7 +17,7 @@ LEFT = ("eid", "reward", "prompt_text", "response_text", "info")
 class PrunedExperience(Experience):
     """Identity, reward and texts of an experience without its payload.
 
-    All else is refused when it is asked for, so that nobody takes what is gone for what never was.
+    Reading any other field raises an error, so that nobody takes a removed value for one that never existed.
 
     Args:
         uid: identity of the experience.

@@ -90,7 +90,7 @@ def apply_delta(file: Path, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _torn(file: Path, name: str) -> str:
     return (
-        f"{file} does not make of tensor {name} what the trainer published; the engine keeps its version. Look for a "
+        f"{file} does not turn tensor {name} into what the trainer published; the engine keeps its version. Look for a "
         "disk that loses data, or write synchronizer.checkpoint_delta: false"
     )
 

@@ -125,7 +125,8 @@ def attend(
 
         out = softmax(queries keys^T / sqrt(D) + bias) values
 
-    On a CPU it takes two products per block, elsewhere a fused kernel. A CPU's kernel is as fast for float32 only.
+    On CUDA, and for float32 keys where bits need not be exact, it uses a fused kernel; otherwise it takes two products
+    per block. A CPU's fused kernel is as fast for float32 only.
 
     Args:
         queries: in the weights' data type, not scaled yet.

@@ -83,7 +83,7 @@ class Reloader:
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         if not changed:
             return None
-        return f"whose reload leaves {len(changed)} of {len(before)} tensors other than its start (first {changed[0]})"
+        return f"of which a reload changes {len(changed)} of {len(before)} tensors (first {changed[0]})"
 
     def _forget_kernels(self) -> None:
         """Force a CPU to repack the experts, which only a new kernel does."""

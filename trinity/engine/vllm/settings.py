@@ -120,9 +120,10 @@ def check_device(is_cpu_build: bool, *, has_cuda: bool) -> None:
 def process_environment(is_cpu: bool, folder: str = "") -> dict[str, str]:
     """Return the environment variables of vLLM's processes.
 
-    Variables that the user has set are kept. Sockets and temporary files of the processes are in `folder`. On a CPU: a
-    waiting OpenMP thread spins, so two beside a busy process are slower than one; the first request with
-    log-probabilities would wait for a compiler; binding to cores would share them with the trainer.
+    Variables that the user has set are kept, but for the places of sockets and temporary files, which are in `folder`.
+    On a CPU: one OpenMP thread, since a waiting one spins, and two beside a busy process are slower than one; nothing
+    compiled, since the first request with log-probabilities would wait for it; and no binding to cores, which the
+    trainer uses as well.
     """
     wanted = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -193,8 +194,8 @@ def engine_arguments(
 def _image_arguments(has_images: bool, *, is_cpu: bool) -> dict[str, Any]:
     """Return what vLLM starts and keeps for images.
 
-    The image part of a family that is not served need not start, nor have weight names that vLLM knows. Prepared images
-    are kept by this engine alone.
+    If the model's images are not served, its image part is not started, and vLLM need not know the names of that part's
+    weights. Prepared images are kept by this engine alone.
     """
     if not has_images:
         return {"language_model_only": True}

@@ -93,7 +93,7 @@ def difference(before: list[float], after: list[float], *, dtype: torch.dtype) -
     """
     allowed = _FLOAT32_DIFFERENCE if dtype == torch.float32 else _OTHER_DIFFERENCE
     found = float((torch.tensor(before) - torch.tensor(after)).abs().max()) if before else 0.0  # NaN is the largest
-    return None if found <= allowed else f"whose log-probabilities differ by {found:.2g} after a reload of the same"
+    return None if found <= allowed else f"whose log-probabilities differ by {found:.2g} on reloading the same weights"
 
 
 def refusal(facts: ModelFacts, reason: str) -> EnvironmentProblem:

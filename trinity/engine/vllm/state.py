@@ -124,7 +124,7 @@ class Started:
     def waiting(self) -> str:
         """Describe what waits for vLLM."""
         if self.update_lock.locked():
-            return f"which takes new weights, {len(self.active)} samples under way"
+            return f"while it takes new weights with {len(self.active)} samples under way"
         return f"with {len(self.active)} samples under way" if self.active else "with nothing under way"
 
     def stop(self, grace_s: float) -> None:

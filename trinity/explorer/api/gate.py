@@ -96,8 +96,8 @@ def _too_large(most: int) -> HTTPError:
 class Guard:
     """Refuses requests of foreign pages, and those with too many headers.
 
-    A page of the internet can make a browser ask this machine, under a name of its own that leads here. So a request
-    must name this machine as it is known, and come from no page of another one.
+    A web page can make a browser send requests to this machine, also under a domain name of the page that resolves to
+    it. So a request must name this machine by a known name, and must not come from a page of another host.
 
     Args:
         app: what is guarded.

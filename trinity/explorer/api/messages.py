@@ -251,8 +251,8 @@ def _chat_messages(number: int, message: Mapping[str, Any]) -> list[dict[str, An
             own["reasoning_content"] = own.get("reasoning_content", "") + block["thinking"]
         else:
             raise BadRequestError(
-                f"{where} has a block of type {kind!r} that cannot be read here: blocks of text, tool_use and thinking "
-                "of the assistant, and tool_result and image of the user are",
+                f"{where} has a block of type {kind!r} that cannot be read here; supported are text blocks, tool_use "
+                "and thinking blocks of the assistant, and tool_result and image blocks of the user",
                 param="messages",
             )
     return [*found, own] if not found or own["content"] else found
@@ -278,5 +278,5 @@ def _texts(content: Any, where: str) -> str:
     blocks = content if isinstance(content, list) else [None]
     texts = [block.get("text") for block in blocks if isinstance(block, dict) and block.get("type") == "text"]
     if len(texts) < len(blocks) or not all(isinstance(text, str) for text in texts):
-        raise BadRequestError(f"{where}: blocks of text are read here", param=where.partition("[")[0])
+        raise BadRequestError(f"{where}: only text blocks can be read here", param=where.partition("[")[0])
     return "".join(map(str, texts))

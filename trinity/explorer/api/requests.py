@@ -241,7 +241,7 @@ class CompletionRequest(_Request):
 
 
 def refuse_others(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that would have an effect here that they cannot have.
+    """Refuse fields whose values ask for something not available here.
 
     Raises:
         BadRequestError: a field of `neutral` with another value.
@@ -287,7 +287,7 @@ def checked(kind: type[M], given: Mapping[str, Any]) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         loc = [str(part) for part in first["loc"]]
-        # Behind the first name, those of the kinds of value that a field may have are of no use.
+        # What follows the first name, such as the types that a field may have, does not help the caller.
         param = ".".join(loc[:1] if first["type"] != "extra_forbidden" else loc)
         said = "is not known here" if first["type"] == "extra_forbidden" else first["msg"]
         raise BadRequestError(f"`{param}`: {said}", param=param) from error
@@ -297,7 +297,7 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         given = json.loads(body)
         if b"\\u" in body:
-            json.dumps(given, ensure_ascii=False).encode()  # half a character is no text
+            json.dumps(given, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body must be JSON: {error}") from error
     if not isinstance(given, dict):
@@ -344,8 +344,8 @@ def _part(number: int, role: str, part: Any) -> dict[str, Any]:
         return {"type": "text", "text": str(part.get("text", ""))}
     if kind != "image_url":
         raise ValueError(
-            f"message {number} has a part of type {kind!r}; parts of type 'text', and of a user 'image_url', are read "
-            "here"
+            f"message {number} has a part of type {kind!r}; only parts of type 'text', and 'image_url' in messages of "
+            "the user, can be read here"
         )
     if role != "user":
         raise ValueError(f"message {number} has an image and role {role!r}; images are read in messages of the user")

@@ -32,11 +32,12 @@ class _CompanyError(Exception):
 class ProcessRunner(Runner):
     """Attempts tasks in a process that it may share with others.
 
-    An attempt that does not end by its deadline retires the process: the others in it continue, nobody comes after
-    them, and it is killed when they are done. A process that gives no sign of life for a second before a deadline,
-    because an attempt holds it, is killed at the deadline, or within a second of it where it is held only then. Where a
-    process is gone, each attempt in it is repeated in a process of its own, which tells whose fault it was; that
-    repetition counts as no retry. A runner comes back to the shared process after an attempt that ended by itself.
+    An attempt that does not end by its deadline retires the process: it takes no new attempt, the others in it
+    continue, and it is killed when they are done. If an attempt blocks a shared process, so that it gives no sign of
+    life, the process is killed: at the deadline if it was blocked for the second before, else within a second after.
+    When a shared process is gone, each attempt in it is repeated in a process of its own, which shows whose fault it
+    was; this repetition does not count as a retry. A runner returns to the shared process after an attempt that ended
+    by itself.
 
     Args:
         name: see `Runner`.

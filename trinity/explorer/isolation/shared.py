@@ -21,7 +21,7 @@ logger = get_logger("explorer")
 
 GRACE_S = 30.0
 SIGN_OF_LIFE_S = 1.0
-"""Seconds in which a process with a late attempt says that others can continue in it."""
+"""Longest wait in seconds for a sign of life of a process with a late attempt, so that others continue in it."""
 
 
 class Place(Protocol):

@@ -109,7 +109,7 @@ class CallerModel:
         owner: records the answers.
 
     Attributes:
-        answer_count: choices that it was answered, and one.
+        answer_count: choices that it received, plus one for the caller itself.
     """
 
     def __init__(self, model: ModelWrapper, caller: Caller, owner: CallerModels) -> None:

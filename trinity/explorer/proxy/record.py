@@ -104,7 +104,8 @@ class CallRecord:
         url: SQLAlchemy URL, SQLite or PostgreSQL.
         run: run that the calls are of.
         producer: name of the explorer.
-        limit: choices that are kept until they are committed; and as many committed ones are known by their id.
+        limit: most uncommitted choices, beyond which those without a reward are dropped; as many committed ones stay
+            known by their id.
 
     Attributes:
         dropped_count: choices without a reward that were dropped for newer ones.

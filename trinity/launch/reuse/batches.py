@@ -4,7 +4,7 @@
     a dataset       <- its reader, from the position in the newest checkpoint before the step
     demonstrations  <- a dataset's in the same way; a queue's from the ledger of its database
 
-Nothing of the run, and of no other one, is written.
+Nothing is written, neither to this run nor to any other.
 """
 
 from __future__ import annotations

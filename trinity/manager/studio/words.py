@@ -119,11 +119,11 @@ WORDS = {
     "left_help": Text("Minutes and seconds, at the pace of the last 50 steps.", "分和秒，按最近 50 步的速度计算。"),
     "trained_speed": Text("Trained tokens/s", "训练 token/秒"),
     "trained_speed_help": Text(
-        "Tokens of the last training step, by its seconds.", "最近一个训练步的 token 数除以秒数。"
+        "Tokens of the last training step, divided by its seconds.", "最近一个训练步的 token 数除以秒数。"
     ),
     "sampled_speed": Text("Sampled tokens/s", "采样 token/秒"),
     "sampled_speed_help": Text(
-        "Tokens that the last explore step sampled, by its seconds.", "最近一个探索步采样的 token 数除以秒数。"
+        "Tokens that the last explore step sampled, divided by its seconds.", "最近一个探索步采样的 token 数除以秒数。"
     ),
     "staleness": Text("Staleness", "滞后"),
     "staleness_help": Text(

@@ -35,7 +35,7 @@ def texts_of(tokens: Sequence[int], decode: Decode, *, before: Sequence[int] = (
     Args:
         tokens: to be decoded.
         decode: text of tokens.
-        before: tokens before these; what a tokenizer writes at the begin of a text depends on them.
+        before: tokens before these; what a tokenizer writes at the beginning of a text depends on them.
     """
     texts, known, pending = list[str](), list(before), list[int]()
     for token in tokens:

@@ -63,7 +63,7 @@ WORDS = {
     "ask_run": Text("Run", "运行"),
     "ask_run_help": Text("As the run is called: project/name.", "运行的名称：project/name。"),
     "ask_step": Text("Training step", "训练步"),
-    "ask_step_help": Text("It used them.", "使用了这些经验的训练步。"),
+    "ask_step_help": Text("The training step that used the experiences.", "使用了这些经验的训练步。"),
     "ask_below": Text("Below id", "编号小于"),
     "ask_below_help": Text("Older ones only.", "只看更早的经验。"),
     "ask_page": Text("Page", "页"),
@@ -83,7 +83,7 @@ WORDS = {
     "cannot": Text("The experiences cannot be shown.", "无法显示经验。"),
     "link": Text("Link to what is shown", "当前内容的链接"),
     "link_help": Text(
-        "Behind the address of another viewer of this database, what follows “?” shows the same.",
+        "Put what follows “?” after the address of another viewer of this database to see the same there.",
         "把“?”之后的内容接到此数据库另一个查看器的地址后面，会显示相同的内容。",
     ),
     "unread": Text(

@@ -23,9 +23,9 @@ engine in it adds, what vLLM adds, and of a process that computes nothing on a C
 KERNELS_MIB = 85
 """Numba and the kernels that it compiles or reads (`utils.fused`), of which the import alone takes 65."""
 KEPT_FRAC = 0.3
-"""What a process holds beside, as a share of what it frees and takes again in small pieces in every step: they do not
-fit without gaps, though all threads share a pool and freed pieces are joined (`runtime.allocator`). Fitted to the runs
-of `benchmarks/estimate.py`."""
+"""Memory that a process holds in addition, as a share of what each step frees and allocates in small pieces: the pieces
+do not fit without gaps, although all threads share a pool and freed pieces are joined (`runtime.allocator`). Fitted to
+the runs of `benchmarks/estimate.py`."""
 CUDA_MIB = 500
 """What CUDA takes of a card for each process, by NVIDIA's documents of recent drivers; not measured here."""
 TRAINER_GPU, ENGINE_GPU, ONE_GPU = "GPU of the trainer", "GPU of an engine", "the GPU"

@@ -89,7 +89,7 @@ class Patience:
 def answered(ask: Callable[[], T], timeout_s: float) -> T:
     """Return what `ask` returns within `timeout_s`.
 
-    It computes in a thread, which a client that never answers cannot keep the process with.
+    It runs in a daemon thread, so that a client that never answers does not keep the process alive.
 
     Raises:
         TimeoutError: it did not return in time.

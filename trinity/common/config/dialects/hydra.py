@@ -67,10 +67,10 @@ def _drop(tree: Tree, path: Path, said: Any, text: str, file: str, *, is_any: bo
         row = row_of(name)
         if row is None:
             return Finding("E1944", name, f"`{text}`: there is no `{name}` to remove", file=file)
-        # The file leaves it to veRL's default, and so does its absence.
+        # The key is not in the file: it has veRL's default, and keeps it.
         have, is_there = (said if row.default is UNSET or row.name != name else row.default), False
     if not is_any and have != said:
-        message = f"`{text}` removes `{name}` where it is {said}, and it is {have}"
+        message = f"`{text}` removes `{name}` only if it is {said}, but it is {have}"
         return Finding("E1944", name, message, file=file, suggestion=f"write `~{name}`")
     if is_there:
         tree.drop(path)

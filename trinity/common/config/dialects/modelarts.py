@@ -50,7 +50,7 @@ def unwrapped(tree: Tree) -> tuple[Tree, list[Finding]]:
             continue
         before = _get(result, place)
         if before is not None and before != value:
-            message = f"`{dotted(path)}` is {value}, and it is written before as {before}"
+            message = f"`{dotted(path)}` is {value}, but it was written before as {before}"
             problems.append(tree.problem("E1943", path, message, suggestion="keep one of them"))
             continue
         _put(result, place, value, tree.origin(path))

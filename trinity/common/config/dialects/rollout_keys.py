@@ -54,7 +54,7 @@ ROLLOUT_KEYS: tuple[ForeignKey, ...] = (
         default=1,
         note="vLLM, as far as a device is left for the trainer; the torch engine is on one device",
     ),
-    harmless(f"{_ROLLOUT}.data_parallel_size", "there are as many engines as have devices", 1),
+    harmless(f"{_ROLLOUT}.data_parallel_size", "the number of engines follows from the number of devices", 1),
     honoured(f"{_ROLLOUT}.pipeline_model_parallel_size", f"{_ENGINE}.pipeline_parallel_size", via="devices", default=1),
     refused(f"{_ROLLOUT}.expert_parallel_size", "experts of an engine are not spread", "write 1", 1),
     honoured(f"{_ROLLOUT}.max_num_batched_tokens", f"{_ENGINE}.extra_engine_args.max_num_batched_tokens", via="engine"),

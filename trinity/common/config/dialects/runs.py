@@ -156,7 +156,7 @@ def _micro_batch(t: Translation, name: str, workers: int) -> None:
             return
         t.put(to, size // workers, name)
         t.tell(
-            "W1941", name, f"`{t.written(name)}`: {size} of {workers} workers are {size // workers} of each",
+            "W1941", name, f"`{t.written(name)}`: {size} for all {workers} workers is {size // workers} for each",
             suggestion=f"write `{each}: {size // workers}`",
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """What veRL's own file of defaults has in keys without effect here.
 
-Of veRL 0.9. Who has such a file did not choose these values, so that they are told together. Defaults that something
-follows from are in the table itself.
+They are of veRL 0.9. Whoever has such a file did not choose these values, so they are reported together. Defaults from
+which something follows are in the table itself.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ SHIPPED: Mapping[str, Any] = {
 def is_as_shipped(value: Any, default: Any) -> bool:
     """Return whether a value is one of veRL's own defaults.
 
-    A section is, if all values in it are, or are null.
+    A section is one if each value in it is one or is null.
     """
     if isinstance(value, dict):
         known = default if isinstance(default, dict) else {}

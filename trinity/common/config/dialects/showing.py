@@ -34,7 +34,7 @@ def converted(opened: Opened) -> str:
     rest = [] if translation is None else list(_rest(translation.became))
     lines += ["", "# Keys that have no place here:", *rest] if rest else []
     shipped = [] if translation is None else list(_shipped(translation))
-    lines += ["", "# Values that are veRL's own, of which nothing comes, or whose keys have newer names:", *shipped] * (
+    lines += ["", "# veRL's own default values, without effect here, or whose keys have newer names:", *shipped] * (
         len(shipped) > 0
     )
     return "\n".join(lines) + "\n"

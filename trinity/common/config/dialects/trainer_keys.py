@@ -86,14 +86,14 @@ def _scored_keys() -> Iterator[ForeignKey]:
         yield harmless(f"{place}.n_gpus_per_node", "it counts with `enable_resource_pool`", 8)
         yield harmless(f"{place}.nnodes", "it counts with `enable_resource_pool`", 0)
     for place in ("reward.reward_manager", "reward_manager"):
-        yield harmless(f"{place}.source", "the manager is one of its names", "register")
-        yield refused(f"{place}.module.path", "a reward manager is one of its names", "remove it")
+        yield harmless(f"{place}.source", "a reward manager is always chosen by its name", "register")
+        yield refused(f"{place}.module.path", "only built-in reward managers are used, chosen by name", "remove it")
         yield harmless(f"{place}.module.name", "it counts with `path`", "custom_reward_manager")
     for name in ("source", "module_path", "class_name"):
         accepted = ("register",) if name == "source" else ()
         yield refused(
             f"reward_model.reward_loop_{name}",
-            "a reward manager is one of its names",
+            "only built-in reward managers are used, chosen by name",
             "remove it, and write a function for `custom_reward_function`",
             *accepted,
         )

@@ -300,9 +300,12 @@ def _why(name: str, entry: Entry) -> str:
     if name == "use_rollout":
         return f"its schema is {entry.schema}"
     if name == "use_reference":
-        return f"policy_loss_fn {args.get('policy_loss_fn')} or kl_loss_fn {args.get('kl_loss_fn')} reads `ref_logprob`"
-    reads = "values" if name == "use_critic" else "tensors in the trainer"
-    return f"whether its advantage_fn {args.get('advantage_fn')} reads {reads} says otherwise"
+        return (
+            f"policy_loss_fn {args.get('policy_loss_fn')} or kl_loss_fn {args.get('kl_loss_fn')} reads `ref_logprob`, "
+            f"or kl_penalty_fn {args.get('kl_penalty_fn')} does"
+        )
+    reads = "read values" if name == "use_critic" else "run in the trainer"
+    return f"its advantage_fn {args.get('advantage_fn')} does {'not ' * entry.claims[name]}{reads}"
 
 
 def _keep_order(resolution: Resolution, algorithm: str) -> None:

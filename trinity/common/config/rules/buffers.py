@@ -184,10 +184,10 @@ def check_unique_names(resolution: Resolution) -> None:
             resolution.problem(
                 "W1305",
                 key,
-                f"`{key}` is {name}, and so is `{seen[name]}`{place}: what is evaluated is told apart by "
-                f"`eval/{name}` in metrics and by the folder `eval` of its rows that are left out",
+                f"`{key}` is {name}, and so is `{seen[name]}`{place}: the evaluation has the metrics "
+                f"`eval/{name}`, and its rows that are left out are in the folder `eval`",
                 value=name,
-                suggestion="give each its own name, if you would rather read two",
+                suggestion="give each its own name if you want two names",
             )
             continue
         resolution.problem(

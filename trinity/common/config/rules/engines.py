@@ -150,7 +150,7 @@ def resolve_external(resolution: Resolution) -> None:
             "E1869",
             ROLLOUT_MODEL.engine_type,
             f"`{ROLLOUT_MODEL.engine_type}: external` cannot be trained: the server takes no new weights",
-            rule="an engine of the run, but in mode bench",
+            rule="an engine of the run, except in mode bench",
             involves=(KEYS.mode, SHARED.enable),
             suggestion="write `engine_type: torch`, or make the server an auxiliary model",
         )

@@ -266,7 +266,7 @@ def _sides(arguments: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 
 def _in_numbers(rule: str | tuple[str, ...], arguments: Mapping[str, Any]) -> str | tuple[str, ...]:
-    """Return an interval, its ends that name other arguments as their values.
+    """Return an interval with the values of the arguments that it names.
 
     An argument that is null is no bound.
     """
@@ -292,7 +292,7 @@ def _is_in(value: Any, rule: str | tuple[str, ...]) -> bool:
 
 
 def _is_no_number(value: Any, default: Any, rule: str | tuple[str, ...]) -> bool:
-    """Return whether an interval gets something else and null tells no kind."""
+    """Return whether a value is no number where an interval needs one."""
     return default is None and isinstance(rule, str) and rule != TEXT and not _is_a(value, float)
 
 

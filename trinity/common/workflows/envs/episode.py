@@ -153,7 +153,7 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
                 game.close()
 
     def play(self, game: Game) -> tuple[list[Experience], dict[str, float]]:
-        """Play a game to its end; return the turns and the numbers of all games.
+        """Play a game to its end; return the turns and the common metrics.
 
         Raises:
             WorkflowError: the environment failed (E5132).
@@ -196,8 +196,8 @@ def failures_named(workflow: Workflow) -> Iterator[None]:
         raise
     except Exception as error:
         raise WorkflowError(
-            f"the environment of {type(workflow).__name__} failed: {type(error).__name__}: {error}; the rollout is not "
-            "counted as a reward; look at the row and at workflow_args of the taskset",
+            f"the environment of {type(workflow).__name__} failed: {type(error).__name__}: {error}; the rollout gets "
+            "no reward; look at the row and at workflow_args of the taskset",
             code="E5132",
         ) from error
 

@@ -20,7 +20,8 @@ MAX_ITERS = 10
 def _chat_model() -> type[Any]:
     """Return an `OpenAIChatModel` that does not insist on a tool call.
 
-    An agent reminds a model that made none, which is a turn to learn from; a refused one would be lost.
+    If a model makes no call, the agent reminds it, and the model learns from that turn. If the response were refused
+    instead, it would be lost.
     """
     from agentscope.model import OpenAIChatModel
 

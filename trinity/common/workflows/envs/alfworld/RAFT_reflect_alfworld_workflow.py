@@ -1,6 +1,6 @@
-"""ALFWorld with a second try that has seen the first.
+"""ALFWorld with a second try that sees the first conversation.
 
-Its success is learned as if it had not.
+A success of the second try is trained without the first conversation.
 """
 
 from __future__ import annotations

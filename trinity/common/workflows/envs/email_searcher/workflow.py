@@ -127,8 +127,9 @@ class EmailSearchWorkflow(EpisodeWorkflow):
     def score(self, game: Game) -> dict[str, float]:
         """Return the parts of the reward, `accuracy` and `format`.
 
-        No answer is -1, a wrong one -1 and up to 0.3 for having found, read and named the mail, one that says that it
-        is unknown that part alone, and a right one 1 to 1.5: 0.3 for the source, 0.1 each for few sources and turns.
+        No answer gets -1. A wrong answer gets -1 plus 0.1 each for having found, read and named the right mail; an
+        answer that it is unknown gets these parts alone. A right answer gets 1, plus 0.3 for naming the right mail, up
+        to 0.1 for few sources, and up to 0.1 for few turns.
         """
         assert isinstance(game, MailSearch), "made by open"
         if game.result is None:
