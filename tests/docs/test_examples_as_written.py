@@ -32,7 +32,8 @@ BY_ROLLOUTS = {  # greedy answers are as good as they get before, or ten steps a
     "grpo_gsm8k_task_pipeline": "rollout/reward/mean",
 }
 LEAST_GAIN, SHORT_GAIN = 0.1, 0.0
-SHORT = {*LOSSES, "grpo_gsm8k_experience_pipeline", "grpo_gsm8k_task_pipeline"}  # losses, or ten small steps
+# Losses, ten small steps, or 64 answers a step, to other questions in each, of which a tenth more becomes right.
+SHORT = {*LOSSES, "grpo_gsm8k_experience_pipeline", "grpo_gsm8k_task_pipeline", "serve_sums"}
 LONGEST_S = 1200
 
 
@@ -60,11 +61,16 @@ def gain(name: str, lines: list[dict[str, float]]) -> float:
     return values[-1] - values[0]
 
 
+def least(name: str) -> float:
+    """Return the gain that an example has to show."""
+    return SHORT_GAIN if name in SHORT else LEAST_GAIN
+
+
 @pytest.mark.runs("examples/*/README.md", "python examples/", "trinity run", "export JUDGE_URL", "kill ")
 @pytest.mark.parametrize("folder", SINGLE, ids=lambda path: path.name)
 def test_an_example_trains_as_it_is_written(folder: Path, place: Path) -> None:
     run(commands(folder), place)
-    assert gain(folder.name, metrics_of(job_of(folder, place))) > (SHORT_GAIN if folder.name in SHORT else LEAST_GAIN)
+    assert gain(folder.name, metrics_of(job_of(folder, place))) > least(folder.name)
 
 
 @pytest.mark.runs("examples/README.md")
@@ -78,7 +84,7 @@ def test_the_commands_of_the_index_run(place: Path) -> None:
 @pytest.mark.parametrize("name", sorted(BY_SCRIPT))
 def test_a_script_trains_as_it_is_written(name: str, place: Path) -> None:
     run(commands(EXAMPLES / name), place)
-    assert gain(name, metrics_of(job_of(EXAMPLES / name, place))) > LEAST_GAIN
+    assert gain(name, metrics_of(job_of(EXAMPLES / name, place))) > least(name)
 
 
 def run(lines: list[str], place: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ import torch
 
 from trinity.common.experience import Experience
 from trinity.common.models.trajectories import joined, trajectories
+from trinity.common.workflows.envs.turns import finished
 
 
 def call(prompt: list[int], response: list[int], **fields: Any) -> Experience:
@@ -45,6 +46,21 @@ def test_every_response_of_a_tree_is_trained_once() -> None:
     ]
     trained = sum(int(exp.action_mask.sum()) for exp in made if exp.action_mask is not None)
     assert trained == 5, "as many tokens as were sampled"
+
+
+def test_what_is_written_to_a_branch_does_not_change_the_others() -> None:
+    """Workflows number what they return and add to its facts: branches share the call that they begin with."""
+    root, left, right, last = call([1], [2]), call([1, 2, 8], [3]), call([1, 2, 9], [4]), call([1, 2, 7], [5])
+    made = finished([root, left, right, last], reward=0.5, metrics={"turns": 4})
+    assert [exp.eid.step for exp in made] == [0, 1, 2]
+    for number, exp in enumerate(made):
+        exp.eid.run, exp.info["own"], exp.metrics["own"] = number, number, float(number)
+    assert [(exp.eid.run, exp.info["own"], exp.metrics["own"]) for exp in made] == [
+        (0, 0, 0.0),
+        (1, 1, 1.0),
+        (2, 2, 2.0),
+    ]
+    assert (root.eid.step, root.eid.run) == (0, 0)
 
 
 def test_equal_answers_to_one_prompt_are_two() -> None:

@@ -10,6 +10,7 @@ Dimension key: R = tokens after the first prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -72,7 +73,7 @@ def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None
     if len(set(versions)) > 1:
         info["model_versions"] = versions
     return Experience(
-        eid=first.eid,
+        eid=replace(first.eid),  # branches from one call are numbered apart
         tokens=last.tokens,
         prompt_length=start,
         logprobs=logprobs if all(call.logprobs is not None for call in calls) else None,
