@@ -42,7 +42,6 @@ WRITE = "trinity_write"
 CLOCK = "trinity_clock"
 SCHEMA_LOCK = 0x7472696E
 WRITE_LOCK = 0x7472696F
-PAGE_BYTES = 8192  # of SQLite: most payloads need one page beyond that of their row
 CONNECT_S = 10  # for one attempt to connect to a server
 # Of libpq: a server that has vanished without a word is noticed within a minute.
 KEEPALIVE = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
@@ -294,7 +293,6 @@ def _set_up_sqlite(connection: sqlite3.Connection, busy_timeout_s: float) -> Non
     # The driver must not begin transactions by itself: it would begin them deferred, and two deferred
     # writers that have read fail with "database is locked" without waiting.
     connection.isolation_level = None
-    connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # of a database that is made now
     deadline = time.monotonic() + busy_timeout_s
     while True:
         try:
