@@ -32,7 +32,7 @@ that has no equivalent there (E1947). This page is made from the source by `pyth
 - **Overrides** follow the file in hydra's form: `a.b.c=v`, `+a.b=v`, `++a.b=v`, `~a.b`. Trinity's own keys, such as
   `synchronizer.sync_timeout=60`, are applied after the translation. `--set` accepts both as well. A `defaults:` list
   reads the files beside the file; the contents of veRL's own files are in the table below.
-- **This machine.** `actor_rollout_ref.rollout.name=torch` is Trinity's name for the torch engine, and
+- **This machine.** `actor_rollout_ref.rollout.name=torch` chooses Trinity's own engine, and
   `trainer.n_gpus_per_node=0` means a CPU. With several GPUs, engines and trainer each have their own, which is
   reported (W1941).
 - **Numbers** mean the same as in veRL 0.9, and missing keys have its defaults. `data.train_batch_size` and
@@ -87,7 +87,7 @@ veRL 或 ModelArts 的配置文件不用改写就可以在这里运行。`trinit
 - **覆盖**写在文件后面，用 hydra 的写法：`a.b.c=v`、`+a.b=v`、`++a.b=v`、`~a.b`；
   Trinity 自己的配置项（例如 `synchronizer.sync_timeout=60`）在转换之后应用。`--set` 两种都接受。
   `defaults:` 列表读取同目录的文件；veRL 自带的文件的内容在下表中。
-- **本机**：`actor_rollout_ref.rollout.name=torch` 是 Trinity 对 torch 引擎的叫法，`trainer.n_gpus_per_node=0` 表示 CPU。
+- **本机**：`actor_rollout_ref.rollout.name=torch` 选择 Trinity 自己的引擎，`trainer.n_gpus_per_node=0` 表示 CPU。
   有多块 GPU 时，引擎与训练器各用各的，并会报告（W1941）。
 - **数值**的含义与 veRL 0.9 相同，没有写的配置项取它的默认值。
   `data.train_batch_size` 和 `ppo_mini_batch_size` 以提示计数。训练器用该步之前的权重计算旧的对数概率。

@@ -21,7 +21,7 @@ ROLLOUT_KEYS: tuple[ForeignKey, ...] = (
         f"{_ROLLOUT}.name",
         f"{_ENGINE}.engine_type",
         via="engine",
-        note="vllm; `torch` is our word for the torch engine, which serves `hf` too",
+        note="vllm; `torch` is Trinity's own engine, which serves `hf` too",
     ),
     honoured(f"{_ROLLOUT}.temperature", "model.temperature", via="sampling", default=1.0),
     honoured(f"{_ROLLOUT}.top_k", "model.top_k", via="sampling", default=-1, note="0 and -1: all"),

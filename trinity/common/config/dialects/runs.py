@@ -259,10 +259,12 @@ def engine(t: Translation) -> None:
     name = f"{_ROLLOUT}.name"
     chosen = t.chosen(name, "vllm", "sglang", *EMBEDDED)
     if chosen == "sglang":
-        t.refuse(name, "SGLang is no engine here", f"write `{name}: vllm`, or `torch` for the torch engine")
+        t.refuse(name, "SGLang is no engine here", f"write `{name}: vllm`, or `torch` for Trinity's own engine")
         return
     if chosen == "hf":
-        t.tell("W1941", name, f"`{t.written(name)}: hf` is the torch engine here", suggestion=f"write `{name}: torch`")
+        t.tell(
+            "W1941", name, f"`{t.written(name)}: hf` is Trinity's own engine here", suggestion=f"write `{name}: torch`"
+        )
     if chosen is not None:
         t.put(f"{_ENGINE}.engine_type", "torch" if chosen in EMBEDDED else chosen, name)
     dtype = f"{_ROLLOUT}.dtype"
