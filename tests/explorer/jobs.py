@@ -45,6 +45,7 @@ class Job:
         workflow: of the taskset.
         steps: that the trainer trains; None: until the explorer is finished.
         train_batch_size: rollouts that the trainer asks for.
+        publish_s: seconds between the end of a training step and its weights.
         sections: further configuration.
     """
 
@@ -54,6 +55,7 @@ class Job:
     workflow: str = "test_chatting"
     steps: int | None = None
     train_batch_size: int = 4
+    publish_s: float = 0.0
     sections: dict[str, Any] = field(default_factory=dict)
     seen: list[list[Experience]] = field(default_factory=list)
     snapshots: list[dict[str, Any]] = field(default_factory=list)
@@ -145,6 +147,7 @@ class Job:
             state = await synchronizer.explorer_state(explorer="explorer")
             assert state is not None
             self.snapshots.append(state)
+            await asyncio.sleep(self.publish_s)
             await publisher.publish(step, self.weights(step))
         await synchronizer.finish_trainer()
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.explorer import scripted  # noqa: F401  registers the workflows
+from tests.explorer.jobs import Job
+from tests.explorer.rollouts import Rollouts
 from tests.resolved import resolved
 from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
@@ -19,6 +22,7 @@ from trinity.explorer.producer import Producer
 from trinity.synchronizer.local import LocalSynchronizer
 from trinity.synchronizer.schedule import DynamicSchedule, sync_schedule
 from trinity.synchronizer.served import ServedWeights
+from trinity.utils import failpoints
 
 
 def config_of(train_batch_size: int, max_staleness: int) -> Config:
@@ -56,3 +60,24 @@ def test_a_batch_that_is_older_than_the_bound_when_it_is_trained_never_begins(tm
         with pytest.raises(SyncError, match=words):
             asyncio.run(admitted(config_of(2, 2), store))
         assert asyncio.run(admitted(config_of(2, 3), store)) is True
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["batches", "tasks"])
+def test_weights_that_are_on_their_way_are_no_reason_to_train_on_less(
+    rollouts: Rollouts, tmp_path: Path, goes_on: bool
+) -> None:
+    """The explorer asks after a step is committed and before its weights are published: the next step is a full one."""
+    rows = [{"question": "q", "act": "ok", "name": f"t{number}"} for number in range(6)]
+    job = Job(tmp_path, rollouts, rows=rows, workflow="test_asynchronous", publish_s=1.3)
+    job.sections = {
+        "buffer": {"train_batch_size": job.train_batch_size},
+        "deterministic": False,
+        "synchronizer": {"sync_style": "fully_async", "max_staleness": 0, "update_in_flight": goes_on},
+        "explorer": {"eval_on_startup": False, "eval_interval": None},
+    }
+    failpoints.configure("store.append.after_commit=sleep@2")
+    try:
+        job.run()
+    finally:
+        failpoints.configure("")
+    assert [[exp.info["model_version"] for exp in batch] for batch in job.seen] == [[step] * 4 for step in range(3)]

@@ -10,7 +10,8 @@ import pytest
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from trinity.buffer.store import ExperienceStore
-from trinity.common.errors import DeadlineError
+from trinity.buffer.store.tables import NO_ROOM
+from trinity.common.errors import DeadlineError, StarvedError
 from trinity.explorer.backpressure import wait_for_room
 from trinity.explorer.producer import Producer
 from trinity.runtime.worker_thread import WorkerThread
@@ -55,6 +56,16 @@ def test_a_trainer_that_has_finished_is_not_waited_for(full: ExperienceStore) ->
         return await waited(full, finished, timeout_s=60)
 
     assert asyncio.run(run()) < 50
+
+
+@pytest.mark.parametrize("version", [0, NO_ROOM - 1], ids=["of the policy", "of any weights"])
+def test_who_has_not_seen_yet_that_there_is_room_is_waited_for(full: ExperienceStore, version: int) -> None:
+    token = full.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+    assert not full.wait_for_room(BUFFER, PRODUCER, run=RUN, timeout_s=0)
+    batch = full.read_batch(token, 2, timeout_s=60, trained_version=version)
+    full.commit_step(token, 1, uids(batch.experiences))
+    with pytest.raises(StarvedError):
+        full.read_batch(token, 2, timeout_s=0.2, trained_version=version)
 
 
 def test_a_reader_who_needs_more_than_fits_gets_what_is_there(full: ExperienceStore) -> None:

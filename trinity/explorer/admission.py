@@ -261,7 +261,7 @@ class BoundedAdmission:
                 return min(room, most)
             self._check_possible(untrained, version, step=step)
             # Ended tasks stay out of the log until other tasks complete their step; the trainer must not wait for that.
-            await self._producer.announce_wait(untrained.step + 1)
+            await self._producer.announce_wait(untrained.awaited_version(bound, in_flight=in_flight))
             await self._request(version + 1)
             await self.take_newest()
         logger.info("the trainer has finished: no further task of explore step %d", step)

@@ -9,6 +9,7 @@ import pytest
 from tests.trainer.conftest import make_experiences
 from trinity.buffer.store import ExperienceStore
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
+from trinity.common.errors import StarvedError
 
 SCOPE = {"run": "p/n"}
 
@@ -73,6 +74,19 @@ def test_who_may_not_begin_waits_and_the_trainer_takes_what_there_is(tmp_path: P
         assert store.enter_batch("b", "one", version=0, bound=bound(0), **SCOPE).claimed == 5
         store.commit_step(token, 1, [exp.eid.uid for exp in batch.experiences])
         assert store.enter_batch("b", "one", version=1, bound=bound(0), **SCOPE) == UntrainedRollouts(1, 0, 0, 0)
+
+
+def test_who_waits_for_a_step_that_is_committed_and_not_published_is_waited_for(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
+        store.open_producer("b", "one", **SCOPE)
+        token = store.open_consumer("b", "trainer", cut=0, **SCOPE)
+        store.append("b", make_experiences(1), producer="one", explore_step=1, **SCOPE)
+        batch = store.read_batch(token, 8, timeout_s=5, trained_version=0)
+        store.commit_step(token, 1, [exp.eid.uid for exp in batch.experiences])
+        untrained = store.enter_batch("b", "one", version=0, bound=bound(0), **SCOPE)
+        assert untrained.awaited_version(bound(0), in_flight=0) == 1
+        with pytest.raises(StarvedError):
+            store.read_batch(token, 8, timeout_s=0.2, trained_version=1)
 
 
 def test_a_second_producer_that_is_busy_counts_and_one_that_waits_does_not(tmp_path: Path) -> None:

@@ -16,7 +16,17 @@ from trinity.buffer.store.dialect import clock, insert_rows, new_ids
 from trinity.buffer.store.fates import Owner
 from trinity.buffer.store.pruning import PRUNED
 from trinity.buffer.store.scope import Scope, among, chunks
-from trinity.buffer.store.tables import BLOB, CONSUMER, EXPERIENCE, FATE, PRODUCER, SNAPSHOT, STEP_EXP, TRAIN_STEP
+from trinity.buffer.store.tables import (
+    BLOB,
+    CONSUMER,
+    EXPERIENCE,
+    FATE,
+    NO_ROOM,
+    PRODUCER,
+    SNAPSHOT,
+    STEP_EXP,
+    TRAIN_STEP,
+)
 from trinity.buffer.store.types import BufferCounts, ConsumerToken
 from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
@@ -99,13 +109,18 @@ def keep_snapshot(connection: Connection, scope: Scope, *, producer: str, text: 
         connection.execute(insert(SNAPSHOT).values(**scope.values, producer=producer, **first))
 
 
-def producers(connection: Connection, scope: Scope, *, trained_version: int | None) -> Producers:
+def producers(
+    connection: Connection, scope: Scope, *, trained_version: int | None, capacity: int | None = None
+) -> Producers:
     """Return the producers' state as seen by a trainer.
 
-    The trainer has published `trained_version`.
+    The trainer has published `trained_version`. Who waits for room in a buffer of `capacity` experiences appends as
+    soon as it sees that there is some.
     """
     rows = connection.execute(select(PRODUCER.c.is_open, PRODUCER.c.wait_version).where(scope.where(PRODUCER))).all()
     waits = [row.wait_version for row in rows if row.is_open]
+    if NO_ROOM in waits and capacity is not None and num_waiting(connection, scope) < capacity:
+        waits = [None if wait == NO_ROOM else wait for wait in waits]
     waiting = sum(1 for wait in waits if wait is not None and trained_version is not None and wait > trained_version)
     return Producers(known=len(rows), open=len(waits), waiting=waiting)
 

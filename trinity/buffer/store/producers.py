@@ -97,8 +97,8 @@ class ProducerBoard:
         """Record whether `producer` begins a batch; return what is untrained.
 
         Both happen in one transaction. The producer begins a batch if `version`, which its engine serves, is new
-        enough for `bound`. Otherwise, if it has no batch under way, it is recorded as waiting for the
-        training step after the last, which then takes what there is.
+        enough for `bound`. Otherwise, if it has no batch under way, it is recorded as waiting for
+        `UntrainedRollouts.awaited_version`; steps before that version take what there is.
         """
         place: dict[str, Any] = {"producer": producer, "version": version, "bound": bound, "in_flight": in_flight}
         with self._database.write() as connection:

@@ -35,11 +35,18 @@ class ReadDecision:
 
 
 def decide_read(
-    database: Database, token: ConsumerToken, n: int, *, version: int | None, is_last: bool, replay: Replay | None
+    database: Database,
+    token: ConsumerToken,
+    n: int,
+    *,
+    version: int | None,
+    is_last: bool,
+    replay: Replay | None,
+    capacity: int | None,
 ) -> ReadDecision:
     """Return the decision on a read of `n` rollouts.
 
-    The trainer has published `version`.
+    The trainer has published `version`; the buffer has room for `capacity` experiences, or for any number.
 
     Raises:
         StoreError: the token is fenced (E5203), or the database cannot be used.
@@ -47,7 +54,7 @@ def decide_read(
     scope = Scope.of(token)
     with database.read() as connection:
         # The state of the producers first: what they appended before it is then all visible to the claim.
-        state = ledger.producers(connection, scope, trained_version=version)
+        state = ledger.producers(connection, scope, trained_version=version, capacity=capacity)
         ledger.verify_token(connection, token)
     takes_less = is_last or state.is_idle
     with database.read() as connection:

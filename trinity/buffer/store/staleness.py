@@ -82,6 +82,15 @@ class UntrainedRollouts:
         """Return the oldest version allowed for a batch that begins now."""
         return self.last_step(bound, in_flight=in_flight) - 1 - bound.max_staleness
 
+    def awaited_version(self, bound: StalenessBound, *, in_flight: int) -> int:
+        """Return the oldest version that may let a waiting batch begin.
+
+        That is `required_version`, but at most the version of the next step, after which the producer looks again. The
+        version of `step` itself may still be on its way when the step is committed. Who waits for that one will append,
+        so the next step must not be trained with less.
+        """
+        return min(self.step + 1, self.required_version(bound, in_flight=in_flight))
+
     def room(self, bound: StalenessBound, *, version: int, in_flight: int) -> int:
         """Return how many further batches may begin now on `version`, >= 0.
 
@@ -116,7 +125,8 @@ def enter_batch(
     if version >= untrained.required_version(bound, in_flight=in_flight):
         ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": None})
     elif not in_flight:
-        ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": step + 1})
+        awaited = untrained.awaited_version(bound, in_flight=in_flight)
+        ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": awaited})
     return untrained
 
 

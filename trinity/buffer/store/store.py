@@ -373,7 +373,8 @@ class ExperienceStore(StoreQueries):
 
     @reconnecting
     def _try_read(self, token: ConsumerToken, n: int, *, is_last: bool, trained_version: int | None) -> Batch | None:
-        found = decide_read(self._database, token, n, version=trained_version, is_last=is_last, replay=self.replay)
+        own: dict[str, Any] = {"is_last": is_last, "replay": self.replay, "capacity": self.capacity}
+        found = decide_read(self._database, token, n, version=trained_version, **own)
         if found.is_over:
             return Batch([], is_complete=False, is_closed=True)
         if not found.is_due:
