@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trinity.common.errors import DataError
-from trinity.common.experience_id import DTYPES, EID, CustomField
+from trinity.common.experience_id import DTYPES, EID, CustomField, tensor_of
 from trinity.common.payload import MAX_EXPERIENCE_BYTES, decode, encode, parts
 from trinity.utils.nested import without_null
 
@@ -108,7 +108,7 @@ class Experience:
     def __post_init__(self) -> None:
         if self.tokens is None:
             raise DataError("an experience needs tokens, got None", code="E5102")
-        self.tokens = torch.as_tensor(self.tokens, dtype=torch.long)
+        self.tokens = tensor_of(self.tokens, torch.long)
         self._convert()
         if self.chosen is not None and self.rejected is not None and self.action_mask is None:
             self.prompt_length = self.tokens.numel()  # the responses are apart
@@ -122,7 +122,7 @@ class Experience:
         if self.action_mask is None:
             is_masked = self.truncate_status == "prompt_truncated"  # the response answers a cut prompt
             self.action_mask = torch.full((max(self.response_length, 0),), not is_masked)
-        self.action_mask = self._of_response(torch.as_tensor(self.action_mask, dtype=torch.bool))
+        self.action_mask = self._of_response(tensor_of(self.action_mask, torch.bool))
         self.check()
 
     def _convert(self) -> None:

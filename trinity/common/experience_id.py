@@ -16,6 +16,20 @@ DTYPES = {
 }
 
 
+def tensor_of(values: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return values as a tensor of a type.
+
+    Args:
+        values: a tensor of any shape, or nested lists; what is of the type already is returned as it is.
+        dtype: the type.
+
+    Returns:
+        The tensor, of the shape of `values`.
+    """
+    is_one = isinstance(values, torch.Tensor) and values.dtype is dtype
+    return values if is_one else torch.as_tensor(values, dtype=dtype)
+
+
 @dataclass(unsafe_hash=True)  # workflows of plugins write `eid.run` and `eid.step`
 class EID:
     """Identity of an experience.

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from sqlalchemy import event
 from tests.buffer.store.oracle import BUFFER, RUN, experience, uids
 from trinity.buffer.priority import PRIORITY_FUNC
 from trinity.buffer.store import ConsumerToken, ExperienceStore, Replay
+from trinity.buffer.store.dialect import PAGE_BYTES
 from trinity.buffer.store.staleness import StalenessBound
 
 BATCH, CONSUMER, PRODUCER = 64, "trainer", "explorer"
@@ -203,3 +205,21 @@ def test_a_database_of_an_older_program_gets_the_indexes_when_it_is_opened(histo
     ExperienceStore(f"sqlite:///{tmp_path}/new.db").open().close()
     assert indexes(file) == indexes(tmp_path / "new.db")
     assert {"ix_experience_queue", "ix_experience_held"} <= {name for name, _ in indexes(file)}
+
+
+def test_a_new_database_has_large_pages_and_one_with_other_pages_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "old.db").touch()
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.execute("PRAGMA page_size=4096")
+        connection.execute("VACUUM")
+    for name, number in (("new.db", PAGE_BYTES), ("old.db", 4096)):
+        for step in (1, 2):
+            with ExperienceStore(f"sqlite:///{tmp_path / name}") as store:
+                store.open_producer(BUFFER, PRODUCER, run=RUN)
+                add(store, step, BATCH)
+                token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=step - 1)
+                store.commit_step(token, step, uids(store.claim(token, BATCH)))
+                assert store.counts(BUFFER, RUN)["trained"] == step * BATCH
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            assert connection.execute("PRAGMA page_size").fetchone() == (number,)
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

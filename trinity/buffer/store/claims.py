@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 from sqlalchemy.engine import Row
 
-from trinity.buffer.store.dialect import clock
+from trinity.buffer.store.dialect import clock, has_row_locks
 from trinity.buffer.store.scope import CHUNK, Scope, of_ids
 from trinity.buffer.store.tables import BLOB, EXPERIENCE
 from trinity.buffer.store.types import NO_TASK, ConsumerToken
@@ -56,8 +56,9 @@ def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease
     wanted = claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
     statement = select(columns.id).order_by(columns.id)
     if limits.whole_rollouts:
-        found, last = _first_rollouts(connection, wanted, n=limits.n)
-        ids = _locked(connection, statement.where(columns.id <= last), wanted)
+        found, ids = _first_rollouts(connection, wanted, n=limits.n)
+        if ids and has_row_locks(connection):
+            ids = _locked(connection, statement.where(columns.id <= ids[-1]), wanted)
     else:
         ids = _locked(connection, statement.limit(limits.n), wanted)[: limits.n]
         found = len(ids)
@@ -150,8 +151,8 @@ def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]
     return sorted(number for conditions in wanted for number in connection.scalars(locking.where(*conditions)))
 
 
-def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> tuple[int, int]:
-    """Return the number of first rollouts, at most `n`, and their last id.
+def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> tuple[int, list[int]]:
+    """Return the number of first rollouts, at most `n`, and their ids.
 
     The rows of a rollout follow each other in the log: an explore step is appended sorted by id.
     """
@@ -159,7 +160,7 @@ def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: 
     statement = select(columns.id, columns.task_id, columns.run_id).order_by(columns.id)
     statement = statement.execution_options(yield_per=CHUNK)
     seen: set[tuple[Any, Any]] = set()
-    last = 0
+    ids: list[int] = []
     with ExitStack() as stack:
         streams = [stack.enter_context(connection.execute(statement.where(*conditions))) for conditions in wanted]
         # Tuples are merged by their first item, the id, which no two rows share. There are no expired claims but in
@@ -170,5 +171,5 @@ def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: 
             if key not in seen and len(seen) == n:
                 break
             seen.add(key)
-            last = number
-    return len(seen), last
+            ids.append(number)
+    return len(seen), ids

@@ -42,6 +42,8 @@ WRITE = "trinity_write"
 CLOCK = "trinity_clock"
 SCHEMA_LOCK = 0x7472696E
 WRITE_LOCK = 0x7472696F
+PAGE_BYTES = 8192  # of SQLite: most payloads need one page beyond that of their row
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02  # while another process writes to SQLite
 CONNECT_S = 10  # for one attempt to connect to a server
 # Of libpq: a server that has vanished without a word is noticed within a minute.
 KEEPALIVE = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
@@ -74,7 +76,7 @@ def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None
     _create_private(path)
     engine = create_engine(parsed, connect_args={"timeout": busy_timeout_s, "check_same_thread": False})
     event.listen(engine, "connect", lambda connection, _: _set_up_sqlite(connection, busy_timeout_s))
-    event.listen(engine, "begin", _on_sqlite_begin)
+    event.listen(engine, "begin", lambda connection: _begin_sqlite(connection, busy_timeout_s))
     return engine, path
 
 
@@ -127,6 +129,11 @@ def lock_schema(connection: Connection) -> None:
     """
     if connection.dialect.name == "postgresql":  # in SQLite a transaction that writes is alone
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
+
+
+def has_row_locks(connection: Connection) -> bool:
+    """Return whether transactions lock rows, and not the whole database."""
+    return connection.dialect.name == "postgresql"
 
 
 def new_ids(connection: Connection, table: Table, number: int) -> list[int]:
@@ -293,6 +300,7 @@ def _set_up_sqlite(connection: sqlite3.Connection, busy_timeout_s: float) -> Non
     # The driver must not begin transactions by itself: it would begin them deferred, and two deferred
     # writers that have read fail with "database is locked" without waiting.
     connection.isolation_level = None
+    connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # of a database that is made now
     deadline = time.monotonic() + busy_timeout_s
     while True:
         try:
@@ -306,6 +314,27 @@ def _set_up_sqlite(connection: sqlite3.Connection, busy_timeout_s: float) -> Non
     connection.execute("PRAGMA synchronous=FULL")
 
 
-def _on_sqlite_begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(WRITE, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+def _begin_sqlite(connection: Connection, busy_timeout_s: float) -> None:
+    """Begin a transaction; one that writes waits until no other does.
+
+    It looks more often than SQLite by itself, whose pauses are as long as the transactions that it waits for.
+    """
+    if not connection.get_execution_options().get(WRITE, False):
+        connection.exec_driver_sql("BEGIN")
+        return
+    driver: Any = connection.connection.driver_connection
+    begun = time.monotonic()
+    driver.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                waited_s = time.monotonic() - begun
+                if not is_busy(error) or waited_s >= busy_timeout_s:
+                    break
+            time.sleep(min(max(waited_s / 50, FIRST_PAUSE_S), LONGEST_PAUSE_S))
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # the error is SQLAlchemy's
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}")

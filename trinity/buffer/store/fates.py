@@ -13,6 +13,7 @@ the equation fails where a row is lost, or counted twice. One row of each rollou
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,10 +167,17 @@ def _count(connection: Connection, *where: ColumnElement[bool]) -> int:
 
 def _num_waiting(connection: Connection, scope: Scope) -> int:
     """Return the waiting rollouts, `MAX_COUNTED` + 1 at most."""
+    return connection.scalar(_waiting(scope)) or 0
+
+
+# What is asked of a scope is asked at every step, and making a statement takes as long as its search.
+@functools.lru_cache(maxsize=64)
+def _waiting(scope: Scope) -> Any:
+    """Return the statement for the number of waiting rollouts."""
     columns = EXPERIENCE.c
     waits = (columns.state.in_((READY, CLAIMED)), columns.use_count == 0, columns.is_first == 1)
     some = select(literal(1)).select_from(EXPERIENCE).where(scope.where(EXPERIENCE), *waits).limit(MAX_COUNTED + 1)
-    return connection.scalar(select(func.count()).select_from(some.subquery())) or 0
+    return select(func.count()).select_from(some.subquery())
 
 
 def _newest(connection: Connection, scope: Scope, owner: Owner, *, up_to: int) -> tuple[int | None, Counter[str]]:
@@ -181,6 +189,7 @@ def _newest(connection: Connection, scope: Scope, owner: Owner, *, up_to: int) -
     return (rows[0].step if rows else None), Counter({row.fate: row.rollouts for row in rows})
 
 
+@functools.lru_cache(maxsize=64)
 def _newest_of_all(scope: Scope) -> Any:
     """Return the statement for the newest numbers of every owner.
 

@@ -152,7 +152,7 @@ class ExperienceStore(StoreQueries):
             ledger.add_rows(connection, new)
             ledger.upsert_producer(connection, scope, producer=producer, values={"finished_step": explore_step})
             ready = {row["uid"] for row in new if row["state"] == READY}
-            added = num_rollouts([experience for experience in ordered if experience.eid.uid in ready])
+            added = num_rollouts([each for each, uid in zip(ordered, uids, strict=True) if uid in ready])
             ledger.keep_snapshot(connection, scope, producer=producer, text=snapshot, num_added=added)
             ended = fates.appended(rows, known=known, given=counts)
             own = fates.add(connection, scope, owner, step=explore_step, counts=ended)

@@ -124,7 +124,10 @@ class StepExperienceModel(Base):
     pos: Mapped[int] = mapped_column(Integer, primary_key=True)
     uid: Mapped[str] = mapped_column(String(256))
 
-    __table_args__ = (Index("ix_step_exp_uid", "run", "stage", "buffer", "consumer", "uid"),)
+    __table_args__ = (
+        Index("ix_step_exp_uid", "run", "stage", "buffer", "consumer", "uid"),
+        {"sqlite_with_rowid": False},  # the table is its primary key: each row is written into two trees, not three
+    )
 
 
 class FateModel(Base):

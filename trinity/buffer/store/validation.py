@@ -26,15 +26,16 @@ def prepare(
             cannot be stored (E5102).
     """
     ordered = in_order(experiences)
-    for before, after in itertools.pairwise([experience.eid.uid for experience in ordered]):
-        if before == after:
-            raise DataError(
-                f"two experiences of one append have the id {after}; give every turn of a rollout its own eid.step",
-                code="E5105",
-            )
     for experience in ordered:
         _check_reward(experience)
     rows = [{**experience_values(experience, max_bytes=max_bytes), **tags, "is_first": 0} for experience in ordered]
+    for before, after in itertools.pairwise(rows):
+        if before["uid"] == after["uid"]:
+            raise DataError(
+                f"two experiences of one append have the id {after['uid']}; give every turn of a rollout its own "
+                "eid.step",
+                code="E5105",
+            )
     first: dict[str, dict[str, Any]] = {}
     for experience, row in zip(ordered, rows, strict=True):
         key = rollout_key(experience)
