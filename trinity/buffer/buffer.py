@@ -1,4 +1,4 @@
-"""Readers and writers of buffers by their configuration."""
+"""Create the readers and writers of buffers from their configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STANDALONE_RUN = "standalone"
 DEFAULT_GIB = 1.0  # of payloads that a run's own database keeps
-# Name and reader of the experience buffer of the run that makes its parts now.
+# Name and reader of the run's experience buffer, within `reader_of_run`.
 _OF_RUN: ContextVar[tuple[str, Any] | None] = ContextVar("reader_of_run", default=None)
 
 
@@ -33,7 +33,7 @@ class StoreReader:
 
     Args:
         store: an open store.
-        token: the right to claim.
+        token: of `ExperienceStore.open_consumer`, with which experiences are claimed.
         timeout_s: deadline of a read.
     """
 
@@ -45,7 +45,7 @@ class StoreReader:
     def read(self, n: int) -> list[Experience]:
         """Return the experiences of up to `n` claimed rollouts.
 
-        Fewer are returned where no more can come, none at the end.
+        Fewer are returned at the deadline, or once all producers are finished; none at the end.
 
         Raises:
             StarvedError: nothing at the deadline although producers are open.
@@ -82,9 +82,9 @@ class StoreWriter:
 def open_store(config: Config) -> ExperienceStore:
     """Return the open store of a run.
 
-    A queue has the capacity of its buffer, and may hand out rollouts again. The path of a queue may be a JSON file:
-    then the run's own database is the store, and the file is a copy of what is appended. The same holds for the file
-    that mode explore writes with `storage_type: file`.
+    A queue is limited to the capacity of its buffer; with a replay buffer it hands out trained rollouts again. The path
+    of a queue may be a JSON file: then the run's own database is the store, and the file is a copy of what is appended.
+    The same holds for the file that mode explore writes with `storage_type: file`.
     """
     buffer = config.buffer.trainer_input.experience_buffer
     own = f"sqlite:///{Path(config.buffer.cache_dir or Path(config.checkpoint_job_dir) / 'buffer') / 'experience.db'}"
@@ -106,7 +106,7 @@ def open_store(config: Config) -> ExperienceStore:
 
 
 def kept_bytes(config: Config) -> int:
-    """Return how much a run keeps of what nobody needs to continue it."""
+    """Return how many bytes of payloads a run keeps beyond a resume's needs."""
     kept = config.buffer.keep_payloads
     return int((DEFAULT_GIB if kept is None else kept) * GIB)
 
@@ -146,7 +146,7 @@ def _place(buffer: ExperienceBufferConfig, own: str) -> tuple[str, JSONBackup | 
 
 @contextmanager
 def reader_of_run(name: str, reader: Any) -> Iterator[None]:
-    """Let `get_buffer_reader` return the run's own reader meanwhile.
+    """Make `get_buffer_reader` return the run's own reader in this context.
 
     Published sample strategies open the experience buffer of the run in their constructor.
 
@@ -189,7 +189,7 @@ def get_buffer_reader(
         return TaskReader(config, **options)
     of_run = _OF_RUN.get()
     if of_run is not None and config.name == of_run[0]:
-        own: StoreReader = of_run[1]  # in form
+        own: StoreReader = of_run[1] # or an object with the same methods
         return own
     if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
         if tokenizer is None:

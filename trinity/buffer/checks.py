@@ -1,7 +1,7 @@
 """Rules for the columns of a row.
 
-Nothing here imports torch, because readers and `trinity validate` use it. What a row of a dataset for training must
-hold in addition is in `trinity.buffer.training_rows`.
+Nothing here imports torch, so that `trinity validate` can use it. The further rules for the rows of a dataset that is
+trained on are in `trinity.buffer.training_rows`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def missing_features(keys: Sequence[str], columns: Sequence[str]) -> list[Fault]
 def feature_of(value: Any) -> float | None:
     """Return the finite number in a feature column, else None.
 
-    Texts, as CSV files have them, are read.
+    Numbers that are written as text, as in CSV files, are converted.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -104,7 +104,7 @@ def feature_of(value: Any) -> float | None:
 
 
 def feature_fault(keys: Sequence[str], values: Mapping[str, Any]) -> Fault | None:
-    """Return the first feature of a row that is no finite number (E4013)."""
+    """Return the first feature of a row that is not a finite number (E4013)."""
     for key in keys:
         if feature_of(values.get(key)) is None:
             return Fault(key, f"must be a number, got {_shown(values.get(key))}", "E4013")
@@ -112,7 +112,7 @@ def feature_fault(keys: Sequence[str], values: Mapping[str, Any]) -> Fault | Non
 
 
 def text_fault(key: str, value: Any, *, may_be_number: bool = False) -> Fault | None:
-    """Return why `value` cannot be a text of a prompt or an answer, or None."""
+    """Return why `value` cannot be a prompt, a response or a truth, or None."""
     if value is None:
         return Fault(key, "is null", "E4011")
     if not isinstance(value, str):
@@ -123,7 +123,7 @@ def text_fault(key: str, value: Any, *, may_be_number: bool = False) -> Fault | 
     if "\0" in value:
         return Fault(key, "contains NUL", "E4012")
     try:
-        value.encode()  # finds a surrogate a hundred times as fast as a look at each character
+        value.encode() # finds a surrogate a hundred times faster than a check of each character
     except UnicodeEncodeError:
         return Fault(key, "contains a lone surrogate or invalid UTF-8", "E4012")
     return None
@@ -158,7 +158,7 @@ def messages_fault(key: str, messages: Any) -> Fault | None:
 def parts_fault(key: str, parts: Sequence[Any]) -> Fault | None:
     """Return why the parts of a content are not texts and images, or None.
 
-    Whether the images can be read is another question.
+    Whether the images can be read is not checked here.
     """
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -195,7 +195,8 @@ def row_faults(
         values: the row.
         kind: `plaintext` or `messages`.
         has_prompt: the dataset has the prompt's column.
-        needs_truth: the dataset has an answer that a reward function reads.
+        needs_truth: check the column `response_key` too, which holds the truth or, in a dataset that is trained on, the
+            response.
     """
     if kind == "messages" and has_prompt:
         fault = messages_fault(fmt.messages_key, values.get(fmt.messages_key))
@@ -208,7 +209,7 @@ def row_faults(
     if fault is not None:
         yield fault
     system = values.get(fmt.system_prompt_key) if fmt.system_prompt_key and kind == "plaintext" else None
-    if system is not None and not (isinstance(system, str) and not system.strip()):  # else the one of `format`
+    if system is not None and not (isinstance(system, str) and not system.strip()): # else `format.system_prompt`
         fault = text_fault(str(fmt.system_prompt_key), system)
         if fault is not None:
             yield fault

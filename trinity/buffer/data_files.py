@@ -16,7 +16,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def data_files(path: str, *, split: str, subset_name: str | None) -> list[Path]:
     """Return the files of a split.
 
-    The list is empty if only `datasets` can tell (hub id, `save_to_disk`, subset).
+    The list is empty if only the library `datasets` can find or read them: for a hub id, a subset, a folder with a
+    `README.md` or of `save_to_disk`, and for parquet files without pyarrow.
 
     Raises:
         DataError: no such path (E4001), nothing in it (E4002) or no such split (E4003).
@@ -46,12 +47,12 @@ def is_one_file(path: str | Sequence[str] | None) -> bool:
 
 
 def check_split_of_file(path: str | Sequence[str] | None, *, split: str) -> None:
-    """Refuse the split of a dataset that is one file, which is taken whole.
+    """Refuse a split of a dataset that is one file: it is read as a whole.
 
-    In a list, split and subset choose the parts of its folders and hub ids.
+    A list of paths is not checked: there the split applies to the folders and hub ids of the list.
 
     Raises:
-        DataError: another split than the file's name says is asked for (E4003).
+        DataError: the split is neither `train` nor the one that the file's name begins with (E4003).
     """
     if is_one_file(path) and split != "train" and not begins_with(Path(str(path)).stem, split):
         raise DataError(
@@ -70,7 +71,7 @@ def one_place(path: str | Sequence[str] | None) -> str | None:
     """Return the database that a path names.
 
     Raises:
-        DataError: it is a list (E4001).
+        DataError: the path is a list (E4001).
     """
     if path is None or isinstance(path, str):
         return path
@@ -89,7 +90,7 @@ def _readable(files: list[Path]) -> list[Path]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether `datasets` wrote the folder by `save_to_disk`."""
+    """Return whether `datasets` wrote the folder with `save_to_disk`."""
     return (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
 
 

@@ -23,7 +23,7 @@ _FINGERPRINT_ROWS = 256
 
 
 class Table(Protocol):
-    """Rows by number."""
+    """Rows, each of which is read by its number."""
 
     columns: list[str]
     bad: list[BadRow]
@@ -81,7 +81,7 @@ class JoinedTable:
     """The rows of several tables, one after the other.
 
     Args:
-        tables: in their order; each names the places of its rows.
+        tables: the tables, in order; each row keeps its own file and line.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -124,7 +124,7 @@ def _encoded(feature: Any) -> Any:
 def load_table(path: str | Sequence[str] | None, *, split: str = "train", subset_name: str | None = None) -> Table:
     """Return the rows of a file, a folder, a saved dataset or a hub id.
 
-    Of several, which may be of different kinds, the rows come in the order of the list.
+    For a list of paths, which may be of different kinds, the rows come in the order of the list.
 
     Raises:
         DataError: no such path or hub id (E4001), no rows (E4002), no such split or subset (E4003), or files
@@ -166,7 +166,7 @@ def fingerprint(table: Table) -> str:
 
 
 def check_unchanged(what: str, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse to continue with data or selector other than a checkpoint's.
+    """Refuse to resume with other data or settings than a checkpoint's.
 
     Raises:
         CheckpointError: a value of `own` is not that of `state` (E7005).

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 OverlongPolicy = Literal["drop", "truncate", "error"]
 MAX_CACHED_BYTES = 512 * 1024 * 1024
-# No answer, turns that cannot be joined, nothing preferred, nothing to learn, nothing to imitate, images that cannot be
-# used, a damaged payload, and what the chat template refuses.
+# Errors that leave out a single row: no response, turns that cannot be joined, equal responses, too few tokens, nothing
+# to imitate, unusable images, a damaged payload, an error of the chat template.
 ROW_CODES = ("E4020", "E4021", "E4022", "E4024", "E4025", "E4031", "E4032", "E4035", "E5101", "E3109")
 
 _logger = get_logger("buffer")
@@ -48,19 +48,19 @@ class DatasetReader:
     The experiences have no reward and no log-probabilities.
 
     For `sft` an experience is a conversation to imitate, for `dpo` a pair of responses to one prompt, for `cpt` a text,
-    for `experience` what a run has stored in a database, as something to imitate.
-    Rows are tokenised when first read. A selector other than `sequential` in the configuration is used as it
-    is; by default every epoch is a new permutation.
+    for `experience` a response that a run has stored in a database, to imitate. Rows are tokenised when first read. In
+    place of the selector `sequential`, which is the default, `shuffle` is used: every epoch is a new permutation. Any
+    other selector is used as configured.
 
     Args:
         config: the dataset (`storage_type: file` or `sql`).
         tokenizer: with its chat template.
         schema: `sft`, `dpo`, `cpt` or `experience`; in a database `sft` or `experience`.
         seed: of the permutation, unless `config.data_selector` has its own.
-        max_length: longest row in tokens; None without limit.
+        max_length: longest row in tokens; None: no limit.
         overlong: what happens to longer ones: `drop` (skip and count), `truncate` (cut the response and count;
             skip where the prompt alone is too long) or `error`; None: `truncate` for texts, else `drop`.
-        shuffle: permute; false takes the order of the dataset.
+        shuffle: false keeps the selector `sequential`, that is the order of the dataset.
         total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
         max_bad_row_ratio: more bad rows are an error; in [0, 1].
         model_path: folder of the model, which says how images become tokens; None: that of the tokenizer.
@@ -109,12 +109,12 @@ class DatasetReader:
 
     @property
     def dataset_size(self) -> int:
-        """The number of usable rows, as selectors ask for it."""
+        """The number of usable rows, for selectors."""
         return len(self._rows)
 
     @property
     def dataset(self) -> SelectedRows:
-        """The usable rows, as selectors ask for them."""
+        """The usable rows, for selectors."""
         return SelectedRows(self.table, self._rows)
 
     def read(self, n: int) -> list[Experience]:
@@ -145,9 +145,10 @@ class DatasetReader:
         return experiences
 
     def rows_at(self, places: Iterable[int]) -> Iterator[tuple[DataRow, TokenizedRow]]:
-        """Yield usable rows by their place in the dataset, uncut.
+        """Yield the usable rows `places` with their tokens, not truncated.
 
-        Those that prove unusable join `quarantined`; what is read next stays the same.
+        A place is the number of a row among the usable ones, 0-based. Rows that prove unusable are skipped and added to
+        `quarantined`. The position of `read` does not change.
         """
         for place in places:
             tokenized = self._format(place)
@@ -202,7 +203,7 @@ class DatasetReader:
             self._refuse(number, BadRow(**row))
 
     def return_to(self, state: dict[str, Any]) -> None:
-        """Take the rows that a `state_dict` knew, from the first on.
+        """Use the dataset as it was at a `state_dict`, without rows added since.
 
         Raises:
             CheckpointError: the dataset or the selector changed (E7005).

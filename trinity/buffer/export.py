@@ -40,9 +40,9 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("metrics", "info", "messages", "tools")),
     ]
 )
-"""The last four are JSON; images are as `datasets` writes them, in JSON lines data: URIs.
+"""The last four columns are JSON texts. Images have the form of `datasets`; in JSON lines they are data: URIs.
 
-What the payload holds is null where it was pruned, or cannot be read.
+Columns that come from the payload are null where it was pruned or cannot be read.
 """
 _OF_ROW = [name for name in SCHEMA.names if name in ExperienceModel.__table__.columns]
 _OF_PAYLOAD = [name for name in SCHEMA.names if name not in _OF_ROW]
@@ -54,13 +54,13 @@ _LISTS = [field.name for field in SCHEMA if pa.types.is_list(field.type) and fie
 def export_experiences(records: Records, wanted: Wanted, output: Path, *, form: Form) -> tuple[int, int]:
     """Write experiences to a file, in the order of the log.
 
-    The file is there when it is complete.
+    The file appears once it is complete.
 
     Args:
         records: the database.
         wanted: which experiences.
         output: the file.
-        form: of the file.
+        form: format of the file.
 
     Returns:
         Their number, and how many of them have no payload any more.
@@ -124,7 +124,7 @@ def _json_lines(file: Path) -> Iterator[Write]:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON has it, images as data: URIs."""
+    """Return a row as JSON values, images as data: URIs."""
     nested: dict[str, Any] = {name: None if row[name] is None else json.loads(row[name]) for name in _JSON}
     nested[_IMAGES] = row[_IMAGES] and [data_uri(image["bytes"]) for image in row[_IMAGES]]
     stamp = row["timestamp"]

@@ -56,7 +56,7 @@ class TokenizedRow:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of tokens and encoded images, in bytes, a token as 8."""
+        """Memory of tokens (8 bytes each) and encoded images, in bytes."""
         images = 0 if self.images is None else sum(each.numel() * each.element_size() for each in self.images.values())
         return 8 * self.num_tokens + images
 
@@ -104,7 +104,7 @@ def make_formatter(
         fmt: names of the columns and the form of the rows.
         tokenizer: with its chat template.
         kind: `plaintext` or `messages`.
-        images: prepares images for the model, which `sft` alone has; None: the model reads none.
+        images: prepares images for the model, for `sft` only; None: the model reads no images.
 
     Raises:
         ConfigError: another schema (E1613).
@@ -143,10 +143,11 @@ class _ChatFormatter:
         return values.get(self.fmt.tools_key) or None
 
     def last_answer(self, messages: list[Message], tools: list[Message] | None) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt and of the last message, the answer.
+        """Return the tokens of the prompt and of the last message, the response.
 
         Raises:
-            DataError: the template writes no answer, or no text and not as its opening has it (E4021).
+            DataError: the template writes nothing for the response; or the response has no text, and the template does
+                not continue from the opening that it writes in a prompt (E4021).
         """
         prompt, response = self.answers.last(messages, tools)
         return prompt, self.ended(response)
@@ -161,15 +162,15 @@ class _ChatFormatter:
 
 
 class SFTFormatter(_ChatFormatter):
-    """Turns conversations into rows whose answers are imitated.
+    """Turns conversations into rows whose responses are imitated.
 
-    Images stand in the prompt, as parts of its messages or in the column `image_key`.
+    Images are in the prompt, as parts of its messages or in the column `image_key`.
 
     Args:
         fmt: names of the columns and the form of the rows.
         tokenizer: with its chat template.
         kind: `plaintext` or `messages`.
-        images: prepares images for the model; None: it reads none.
+        images: prepares images for the model; None: the model reads no images.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class SFTFormatter(_ChatFormatter):
         The last response is learned, or all responses with `enable_concatenated_multi_turn`.
 
         Raises:
-            DataError: a template that writes no answer or rewrites earlier turns (E4021), or images that cannot be
+            DataError: a template that writes no response or rewrites earlier turns (E4021), or images that cannot be
                 used (E4031, E4032, E4035).
             EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
         """
@@ -258,8 +259,8 @@ class DPOFormatter(_ChatFormatter):
         """Return the pair of a row.
 
         Raises:
-            DataError: no pair (E4011, E4012, E4020, E4022), one whose answers have the same tokens (E4022), or a
-                template that does not write them (E4021).
+            DataError: no pair (E4011, E4012, E4020, E4022), one whose responses have the same tokens (E4022), or a
+                template that writes no response (E4021).
             EnvironmentProblem: no chat template, or one that fails (E3107, E3109).
         """
         pair = split_pair(self.fmt, values, kind=self.kind)
@@ -274,7 +275,7 @@ class DPOFormatter(_ChatFormatter):
 
 
 class CPTFormatter:
-    """Turns a text into a row whose tokens but the first are all learned.
+    """Turns a text into a row whose tokens, except the first, are all learned.
 
     Args:
         fmt: names of the columns.

@@ -1,7 +1,7 @@
 """Datasets that only `datasets` can find: hub ids, folders with a card.
 
-Of a hub id the newest revision is read where the hub answers. Where it does not, or may not be asked
-(`HF_HUB_OFFLINE=1`), the copy on this machine is: what `datasets` has prepared, or what `hf download` has fetched.
+For a hub id, the newest revision is read if the hub can be reached. If not, or with `HF_HUB_OFFLINE=1`, the copy on
+this machine is read: what `datasets` has prepared, or what `hf download` has fetched.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from trinity.common.images.reading import UnreadableImage, image_bytes, images_o
 from trinity.common.images.sizes import ImageSizes
 
 MAX_IMAGES = 64
-"""Most images of a row."""
+"""Largest number of images in a row."""
 
 
 def image_fault(fmt: FormatConfig, row: DataRow, *, kind: str) -> Fault | None:
@@ -23,7 +23,7 @@ def image_fault(fmt: FormatConfig, row: DataRow, *, kind: str) -> Fault | None:
 
     Args:
         fmt: names of the columns.
-        row: the row; paths begin at the folder of its file.
+        row: the row; the paths of its images are relative to the folder of its file.
         kind: `plaintext` or `messages`.
     """
     key = fmt.image_key
@@ -45,7 +45,7 @@ def image_fault(fmt: FormatConfig, row: DataRow, *, kind: str) -> Fault | None:
 
 
 def with_image_bytes(values: dict[str, Any], fmt: FormatConfig, row: DataRow) -> dict[str, Any]:
-    """Return a row whose images are bytes, so that nobody else reads files.
+    """Return a row whose images are bytes, so that later code reads no files.
 
     Raises:
         UnreadableImage: a file has changed since the row was checked.
@@ -57,7 +57,7 @@ def with_image_bytes(values: dict[str, Any], fmt: FormatConfig, row: DataRow) ->
 
 
 def num_image_tokens(fmt: FormatConfig, row: DataRow, sizes: ImageSizes) -> int:
-    """Return how many tokens the readable images of a row are."""
+    """Return how many tokens the readable images of a row take."""
     count = 0
     for image in images_of(row.values.get(str(fmt.image_key))):
         try:

@@ -15,12 +15,12 @@ _TEXT = "BYTE_ARRAY"
 def refuse_bomb(file: Path) -> None:
     """Refuse a file whose rows do not fit into memory.
 
-    A few bytes of it can stand for any number: pages are compressed, and a value that is repeated is stored once. Both
-    is counted before the first row is made. The sizes are those of the file's footer; a page that is larger than
-    it says is an error of the reader.
+    A small file can hold far more data than its size: pages are compressed, and a repeated value is stored once. So the
+    decoded size is computed before the first row is made. Page sizes are taken from the file's footer; the reader fails
+    at a page that is larger than the footer says.
 
     Raises:
-        DataError: they take more memory than there is (E4060).
+        DataError: the rows take more memory than is free (E4060).
         pyarrow.ArrowException: the file cannot be read.
         OSError: likewise.
     """

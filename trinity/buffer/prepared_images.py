@@ -1,4 +1,4 @@
-"""The images of rows that are trained on, from a row to tokens."""
+"""Preparation of the images in rows that are trained on."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Message = dict[str, Any]
 
 
 def open_images(folder: str | Path) -> PreparedImages | None:
-    """Return what prepares images for the model of a folder.
+    """Return what prepares images for the model in a folder, or None.
 
-    None if it reads none here.
+    None means that the model reads no images here.
 
     Raises:
         EnvironmentProblem: the folder has no image processor (E3108).
     """
     if _stated_type(Path(folder)) not in (None, *VISION):
         return None
-    from transformers import AutoConfig  # seconds, which whoever has no such model is spared
+    from transformers import AutoConfig  # imported only if needed: it takes seconds
 
     try:
         config: Any = AutoConfig.from_pretrained(str(folder))
@@ -40,7 +40,7 @@ def open_images(folder: str | Path) -> PreparedImages | None:
 
 
 def _stated_type(folder: Path) -> str | None:
-    """Return the model type of a folder's file; None if it is not read."""
+    """Return the model type in a folder's `config.json`; None if unreadable."""
     try:
         stated = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
@@ -52,7 +52,7 @@ def with_row_images(messages: Sequence[Message], values: Mapping[str, Any], key:
     """Return the messages of a row with the images of its column `key`.
 
     Raises:
-        DataError: another number of places than of images (E4032).
+        DataError: the number of places for images differs from that of the images (E4032).
     """
     if key is None:
         return list(messages)
@@ -63,6 +63,6 @@ def with_row_images(messages: Sequence[Message], values: Mapping[str, Any], key:
 
 
 def answers_have_images(messages: Sequence[Message]) -> bool:
-    """Return whether an image stands in or after the first answer."""
+    """Return whether an image is in or after the first response."""
     first = next((i for i, message in enumerate(messages) if i and message["role"] == "assistant"), len(messages))
     return has_images(messages[first:])

@@ -1,4 +1,4 @@
-"""Rows whose prompt is too long, with the chat template around it."""
+"""The limit on the length of prompts, counted with the chat template."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class PromptLimit:
     max_tokens: int
 
     def num_tokens(self, fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> int:
-        """Return the tokens of a row's prompt, with the opening of an answer.
+        """Return the number of tokens of a row's prompt.
 
-        A row has its prompt in the columns of the format; `kind` is `plaintext` or `messages`. An image counts as its
-        mark in the text.
+        The prompt is in the columns of the format; `kind` is `plaintext` or `messages`. The chat template and the
+        opening of the response count as well. An image counts as its placeholder in the text.
 
         Raises:
             EnvironmentProblem: no chat template, or it fails.

@@ -25,7 +25,7 @@ def num_admitted(num_rows: int, *, max_bad_row_ratio: float) -> int:
 
 
 def admit(bad: Sequence[BadRow], *, num_rows: int, max_bad_row_ratio: float, name: str) -> None:
-    """Log the rows that are left out.
+    """Log the rows that are left out; refuse too many of them.
 
     Args:
         bad: rows left out.
@@ -34,7 +34,7 @@ def admit(bad: Sequence[BadRow], *, num_rows: int, max_bad_row_ratio: float, nam
         name: the dataset.
 
     Raises:
-        DataError: more bad rows than that, with the code of the first; or no good row at all (E4002).
+        DataError: more bad rows than allowed, with the code of the first; or no good row at all (E4002).
     """
     if not bad:
         return

@@ -23,7 +23,7 @@ NUM_COMPARED = 32
 class RecordedFormatter:
     """Turns stored experiences into rows of tokens.
 
-    Imitates the tokens that the policy of that run produced.
+    The tokens that the policy of the other run produced are learned.
 
     Args:
         table: the experiences.
@@ -60,7 +60,8 @@ def tokenized(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> Tok
     The tokens that its policy produced are learned.
 
     Raises:
-        DataError: there are none, it is a pair, has images, or a token that the tokenizer does not know (E4025).
+        DataError: there are no such tokens, it is a pair, has images, or a token that the tokenizer does not know
+            (E4025).
     """
     mask = [bool(each) for each in experience.action_mask] if experience.action_mask is not None else []
     tokens = experience.tokens.tolist()

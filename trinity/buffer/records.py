@@ -1,6 +1,6 @@
-"""Experiences of a database, as a reader asks for them.
+"""Queries for the experiences of a database.
 
-Nothing is written, and no page is known here.
+The database is only read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trinity.utils.packages import install_hint, postgresql_driver
 Order = Literal["newest", "worst", "best"]
 LARGEST_ID = 2**31 - 1
 PAGE_BYTES = 64 * 2**20
-"""Payloads that are read at once: 512 rollouts with images may have gigabytes."""
+"""Most bytes of payloads that are read at once: 512 rollouts with images may have gigabytes."""
 
 
 class Records:
@@ -76,7 +76,7 @@ class Records:
             wanted: which ones.
             number: of the page, from 0.
             size: experiences on a page.
-            order: which come first; without a reward, last.
+            order: which come first; by reward, experiences without one come last.
             is_whole: with their payload.
         """
         row = ExperienceModel
@@ -89,11 +89,11 @@ class Records:
     def after(self, wanted: Wanted, last: int, *, size: int) -> list[ExperienceModel]:
         """Return experiences and their payloads in the order of the log.
 
-        They are fewer where their payloads would take more than `PAGE_BYTES`, but one at least.
+        Fewer than `size` are returned if their payloads would take more than `PAGE_BYTES`, but at least one.
 
         Args:
             wanted: which ones.
-            last: they have larger ids; 0: from the first.
+            last: only experiences with larger ids are returned; 0: all.
             size: how many at most.
         """
         row = ExperienceModel
@@ -116,27 +116,23 @@ class Records:
             return session.get(ExperienceModel, number)
 
     def group(self, row: ExperienceModel, *, most: int) -> list[ExperienceModel]:
-        """Return all experiences of a task, by run and turn, without payloads.
+        """Return the experiences of a group, by rollout and turn, without payloads.
 
-        Args:
-            row: one of them.
-            most: of them; those that were appended nearest to it.
+        Args: row: one of them. most: largest number of them; those appended nearest to `row` are chosen.
         """
         return self._near(row, ("stage", "buffer"), most=most)
 
     def rollout(self, row: ExperienceModel, *, most: int) -> list[ExperienceModel]:
         """Return the turns of a rollout, without payloads.
 
-        Args:
-            row: one of them.
-            most: of them; those that were appended nearest to it.
+        Args: row: one of them. most: largest number of them; those appended nearest to `row` are chosen.
         """
         return self._near(row, ("stage", "buffer", "run_id"), most=most)
 
     def whole(self, rows: Sequence[ExperienceModel]) -> list[ExperienceModel]:
         """Return experiences with their payloads, in this order.
 
-        None where the payloads together would take more than `PAGE_BYTES`.
+        The list is empty if the payloads together would take more than `PAGE_BYTES`.
         """
         if sum(row.payload_bytes or 0 for row in rows) > PAGE_BYTES:
             return []
@@ -194,12 +190,12 @@ class Records:
             return {buffer: fates.of_buffer(connection, Scope(run, stage, buffer)) for stage, buffer in scopes.all()}
 
     def _near(self, row: ExperienceModel, names: Sequence[str], *, most: int) -> list[ExperienceModel]:
-        """Return experiences of a task in which these columns are the same.
+        """Return experiences of a task that agree with `row` in these columns.
 
-        The index of tasks gives the next ones on both sides, however many a task has.
+        The index on tasks finds those appended just before and after `row`, however many the task has.
         """
         table = ExperienceModel
-        # Not as a condition of its own: an index that begins with the run would be sorted for the ids.
+        # The run as an expression: no index that begins with the run is used, whose rows would be sorted by id.
         same = [table.task_id == row.task_id, table.run.concat("") == row.run]
         asked = select(table).where(*same, *(getattr(table, name) == getattr(row, name) for name in names))
         with self._session() as session:
@@ -225,7 +221,7 @@ _LIGHT = lazyload(ExperienceModel.blob)
 class _Asking(Session):
     """A session whose errors name the database.
 
-    What it gave stays readable after it.
+    Objects that it returned can be read after it is closed.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:
@@ -274,11 +270,10 @@ def _reading_engine(url: str) -> Engine:
 
 
 def _show_as_today(connection: Any, _: object) -> None:
-    """Give a connection views of a log that an older program made.
+    """Show a log that an older program made as one of this version.
 
-    Such a log has the payloads in its rows.
-
-    They belong to this connection alone, and change nothing.
+    An older log has the payloads in the rows of `experience`. Temporary views show them in a table of their own. The
+    views belong to this connection alone, and the database does not change.
     """
     is_sqlite = isinstance(connection, sqlite3.Connection)
     cursor = connection.cursor()

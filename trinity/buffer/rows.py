@@ -62,7 +62,7 @@ class DataRow:
 def split_files(folder: Path, split: str) -> dict[str, list[Path]]:
     """Return a folder's data files by split, named as `datasets` does.
 
-    A file belongs to the split that its name, or the folder it lies in, begins with; without any such name,
+    A file belongs to a split if its name, or that of a folder it is in, begins with the split's name; if no name does,
     all files are the split `train`.
     """
     files = sorted(

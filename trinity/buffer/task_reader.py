@@ -49,7 +49,7 @@ class TaskReader:
         reward_fn: class of the reward function; None: `config.default_reward_fn_type`.
         total_epochs: passes over the rows, 0 without end; None: of `config` (without end if it has `total_steps`).
         max_bad_row_ratio: more bad rows are an error; in [0, 1].
-        limit: the longest prompt, of a taskset whose `long_prompts` are not kept.
+        limit: the longest prompt, unless `config.long_prompts` is `keep`; None: any length.
 
     Raises:
         DataError: the dataset cannot be read or used (E4001 to E4060).
@@ -94,12 +94,12 @@ class TaskReader:
 
     @property
     def dataset_size(self) -> int:
-        """The number of usable rows, as selectors ask for it."""
+        """The number of usable rows, for selectors."""
         return len(self._rows)
 
     @property
     def dataset(self) -> SelectedRows:
-        """The usable rows, as selectors ask for them."""
+        """The usable rows, for selectors."""
         return SelectedRows(self.table, self._rows)
 
     def read(self, n: int | None = None) -> list[Task]:
@@ -147,7 +147,7 @@ class TaskReader:
         return {self.config.index: self}
 
     def feedback(self, **given: Any) -> None:
-        """Tell the selector how tasks went: `indices`, `values`."""
+        """Pass results of tasks to the selector: `indices` and `values`."""
         self._selection.feedback(**given)
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class TaskReader:
         self._selection.load_state_dict(state)
         if self._end is not None:
             self.num_left = max(0, self._end - self._selection.num_read)
-        for told in state.get("feedback", ()):  # older snapshots hold what was told after the position was taken
+        for told in state.get("feedback", ()): # older snapshots hold feedback that came after the position
             self.feedback(**told)
 
     def write_quarantine(self, folder: Path) -> Path | None:

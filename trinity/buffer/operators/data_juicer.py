@@ -28,8 +28,9 @@ TEXT_KEY = "response"
 class DataJuicer(ExperienceOperatorV1):
     """Scores and filters experiences with operators of Data-Juicer.
 
-    Operators see the columns `prompt`, `response`, `reward` and the metrics; `response` where they name none. Their
-    statistics, such as `llm_quality_score`, are in `Experience.info` then, for `reward_shaping_mapper`.
+    Operators see the columns `prompt`, `response`, `reward` and the metrics; an operator that names no column reads
+    `response`. Their statistics, such as `llm_quality_score`, are added to `Experience.info`, where
+    `reward_shaping_mapper` finds them.
 
     Args:
         config_path: a recipe of Data-Juicer, of which `process`, `np` and `text_keys` are read.
@@ -52,20 +53,20 @@ class DataJuicer(ExperienceOperatorV1):
         self.use_service(DataJuicerServiceConfig(auto_start=True))
 
     def use_service(self, config: DataJuicerServiceConfig, *, log: Path | None = None, seed: int | None = None) -> None:
-        """Say which server to ask, before `prepare`.
+        """Set the server to use; called before `prepare`.
 
         Args:
-            config: of the server.
-            log: file of what a server that is started writes.
-            seed: of operators that draw.
+            config: settings of the server.
+            log: file for the output of a server that is started here.
+            seed: seed of operators that draw random numbers.
         """
         self._config, self._log, self._seed = config, log, seed
 
     async def prepare(self) -> None:
-        """Start or find the server; it looks at the operators.
+        """Start or find the server, which checks the operators.
 
         Raises:
-            ConfigError: an operator or a model is not known, or not run unasked.
+            ConfigError: an operator or a model is not known, or an operator runs only if `allowed_operators` names it.
             EnvironmentProblem: there is no server.
         """
         recipe = with_models(self.recipe, self.auxiliary_models, timeout_s=self._config.timeout)
@@ -75,12 +76,13 @@ class DataJuicer(ExperienceOperatorV1):
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences that the operators keep, with their statistics.
 
-        The metrics are `filtered_count`, that of each operator as `<operator>/filtered_count`, `failed_calls` and
-        `unread_answers` of models, and the mean of each statistic as `<statistic>/mean`.
+        The metrics are `filtered_count`, that of each operator as `<operator>/filtered_count`, `failed_calls` of
+        models, `unread_answers` of models (which could not be parsed), and the mean of each statistic as
+        `<statistic>/mean`.
 
         Raises:
             ServiceError: the server failed.
-            WorkflowError: an operator changed what was sampled (E5806).
+            WorkflowError: an operator changed what was sampled, or made several rows of one experience (E5806).
         """
         if not exps:
             return exps, {}

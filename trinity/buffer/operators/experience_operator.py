@@ -18,9 +18,10 @@ class _Operator(Declared):
     """What operators of both forms declare.
 
     Attributes:
-        drops_experiences: fewer experiences may leave than came.
-        changes_rewards: rewards may leave as others than came.
-        is_pure: what leaves follows from what came alone, so that stored experiences can be given to it again.
+        drops_experiences: it may return fewer experiences than it is given.
+        changes_rewards: it may change rewards.
+        is_pure: its result depends only on the experiences that it is given, so that it can be applied to stored
+            experiences again.
     """
 
     kind = "operator"

@@ -14,7 +14,7 @@ Result = tuple[list[Experience], dict[str, Any]]
 
 
 def has_usable_reward(experience: Experience) -> bool:
-    """Return whether the reward is there and finite."""
+    """Return whether the experience has a finite reward."""
     return experience.reward is not None and math.isfinite(experience.reward)
 
 
@@ -91,9 +91,9 @@ class InvalidRewardFilter(ExperienceOperatorV1):
 class DAPODynamicSampling(ExperienceOperatorV1):
     """Keeps groups of mixed success (DAPO, arXiv:2503.14476v2, eq. 11).
 
-    They have both correct and wrong members. In the paper further tasks are sampled until the batch is full; here
-    `max_refill_batches` of the pipeline bounds how many, and with its default of 0 the batch shrinks, as published.
-    A member without the metric counts as wrong.
+    Such a group has both correct and wrong members. In the paper further tasks are sampled until the batch is full;
+    here `max_refill_batches` of the pipeline bounds how many, and with its default of 0 the batch shrinks, as
+    published. A member without the metric counts as wrong.
 
     Args:
         metric_key: entry of `Experience.metrics` that says whether a response is correct.

@@ -1,4 +1,4 @@
-"""The operator that tells selectors how tasks went."""
+"""The operator that reports the mean rewards of tasks to selectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS
 from trinity.common.constants import SELECTOR_METRIC
 from trinity.common.experience import Experience
 
-# Shares of tasks by the bounds of their mean reward, open on both sides, under the published names.
+# Ranges of the mean reward of a task, without their bounds, by the published name of the metric.
 RANGES = {
     "valid_ratio": (0.0, 1.0),
     "strict_valid_ratio": (1 / 16 + 1e-3, 15 / 16 - 1e-3),
@@ -29,7 +29,7 @@ class PassRateCalculator(ExperienceOperatorV1):
     """
 
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
-        """Return the experiences as they are, and the means by task."""
+        """Return the experiences unchanged, and the mean reward of each task."""
         rewards: dict[tuple[int, int], list[float]] = {}
         for exp in exps:
             index = exp.info.get("task_index") or {}

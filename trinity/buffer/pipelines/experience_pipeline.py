@@ -47,12 +47,12 @@ class PipelineStep(Protocol):
 
 @dataclass(frozen=True)
 class Processed:
-    """Experiences that the pipeline leaves.
+    """Result of the pipeline for an explore step, or for a part of one.
 
-    Attributes:
-        experiences: the others are left out.
+    Attributes: experiences: the experiences to store.
         metrics: names without a prefix.
-        fates: rollouts that are left out whole, by fate, and as `issued` those that operators added.
+        fates: number of rollouts by fate: those of which no experience is left, and as `issued` those that operators
+            added.
     """
 
     experiences: list[Experience]
@@ -67,7 +67,7 @@ class ExperiencePipeline:
         operators: operators in their order, alone or as pairs of name and operator.
         advantage_fn: computes advantages from whole groups (`process(exps) -> (exps, metrics)`); None if the
             trainer computes them.
-        timeout_s: longest time for one operator and step, in seconds.
+        timeout_s: longest time of one call of an operator, in seconds.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class ExperiencePipeline:
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences to store and metrics (names without a prefix).
 
-        The metrics are those of the operators as `<operator>/<name>` and, the last operator's, as `<name>`, those of
-        the advantage function under their own names, `filtered_count` (all that were dropped on the way),
-        `rejected_count` (of these, dropped because an operator left a reward that is not finite), `experience_count`
-        (left) and `time/<step>` in seconds. What an operator returns as `selector_metric` is for the selector of the
-        taskset, under this name: the last one counts.
+        The metrics are those of the operators as `<operator>/<name>`, and also as `<name>`, of which the last
+        operator's is kept; those of the advantage function under their own names, `filtered_count` (all that were
+        dropped on the way), `rejected_count` (of these, dropped because an operator left a reward that is not finite),
+        `experience_count` (left) and `time/<step>` in seconds. What an operator returns as `selector_metric` is passed
+        on under this name, for the selector of the taskset; the last one is kept.
 
         Raises:
             WorkflowError: an operator failed or returned something else than experiences and metrics.
@@ -154,7 +154,7 @@ class ExperiencePipeline:
         return done.experiences, done.metrics
 
     async def operate(self, exps: list[Experience]) -> Processed:
-        """Return what the operators leave of some experiences of an explore step.
+        """Apply the operators to some experiences of an explore step.
 
         Raises:
             WorkflowError: see `process`.
@@ -179,7 +179,7 @@ class ExperiencePipeline:
     async def complete(self, parts: Sequence[Processed]) -> Processed:
         """Return the experiences of an explore step, with advantages.
 
-        They are what the operators left of its parts.
+        `parts` are the results of `operate` for all parts of the step.
 
         Raises:
             WorkflowError: see `process`.
@@ -221,15 +221,16 @@ class ExperiencePipeline:
 
 
 def _changed(old: set[str], after: Sequence[Experience], fate: str) -> Counter[str]:
-    """Return rollouts that are gone as `fate`, and new ones as `issued`."""
+    """Count the rollouts that are gone as `fate`, and new ones as `issued`."""
     new = rollout_keys(after)
     return +Counter({fate: len(old - new), ISSUED: len(new - old)})
 
 
 def _together(parts: Sequence[Processed]) -> dict[str, Any]:
-    """Return the metrics of parts of a step as those of one.
+    """Return the metrics of the parts of an explore step as those of the step.
 
-    Counts and times are sums, others are means of the parts that have them.
+    Counts and times are sums, others are means of the parts that have them. The metric for the selector is left out if
+    several parts have it.
     """
     values: dict[str, list[Any]] = {}
     for part in parts:

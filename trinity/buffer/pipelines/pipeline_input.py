@@ -1,12 +1,13 @@
-"""What came into the experience pipeline, before the operators.
+"""The input of the experience pipeline, stored before the operators run.
 
-`save_input` asks for it.
+It is stored if `save_input` is set.
 
     explore step --1--> log of the input --2--> log of the run --3--> lines of the input, if a file is asked for
 
-The log of the input is a store of its own. A run that is killed between 1 and 2 explores the step again: so what the
-first log has beyond the second is taken back when the explorer continues. One that is killed between 2 and 3 has the
-lines completed from the first log. Each experience is in both exactly once, in the order of the run's log.
+The log of the input is a separate store. A run that is killed between 1 and 2 explores the step again: so explore steps
+that only the first log has are removed from it when the explorer resumes. If a run is killed between 2 and 3, the
+missing lines are written from the first log when it resumes. So each experience is exactly once in the log of the input
+and in the lines, in the order of the run's log.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PipelineInput:
     """Keeps the experiences that come into the pipeline of one explorer.
 
     Args:
-        url: of their log.
+        url: URL of the database with their log.
         producer: name of the explorer.
         scope: `run` and `stage` of the rows.
         copy: file of JSON lines beside the log, with texts, rewards and metrics.
@@ -102,7 +103,7 @@ class PipelineInput:
             )
 
     def finish(self) -> None:
-        """Say that nothing more comes."""
+        """Record that nothing more will come."""
         self.store.close_producer(BUFFER, **self._key)
 
     def close(self) -> None:

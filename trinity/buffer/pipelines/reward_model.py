@@ -24,7 +24,7 @@ REWARD_FN_KEY = "reward_fn"
 class RewardModelScores:
     """Replaces each reward with the reward model's score.
 
-    The reward function's result stays in `info`.
+    The result of the reward function is kept in `info`, as `reward_fn`.
 
     Args:
         model: scores the experiences.
@@ -39,11 +39,11 @@ class RewardModelScores:
         An experience whose score is not finite is dropped and counted in `not_finite_count`.
 
         Raises:
-            WorkflowError: another number of scores than of experiences, or no finite score at all.
+            WorkflowError: the number of scores differs from that of experiences, or no score is finite.
         """
         if not exps:
             return exps, {}
-        # In the order of their identities: how floats round in a forward pass depends on what it holds.
+        # In the order of their identities: rounding in a forward pass depends on which rows share it.
         ordered = sorted(exps, key=lambda exp: exp.eid.uid)
         scores = dict(zip((exp.eid.uid for exp in ordered), self._scores(ordered), strict=True))
         kept = []

@@ -1,7 +1,7 @@
 """Data-Juicer filters and scores tasks before a run reads them.
 
-What comes out is a folder with `output.jsonl`, the taskset of the explorer, and `_report.json`. It is made once: the
-report has a hash of all that it follows from.
+The result is a folder with `output.jsonl`, the taskset of the explorer, and `_report.json`. It is computed once: the
+report has a hash of all that the result depends on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = get_logger("buffer")
 
 KEY = "data_processor.task_pipeline"
 OUTPUT = "output.jsonl"
-REPORT = "_report.json"  # no data file: its name begins with a mark
+REPORT = "_report.json"  # not read as a data file, since its name begins with `_`
 CACHE = ".tasks"
 VERSION = 2
 _WAIT_S = 0.5
@@ -40,16 +40,16 @@ _WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class TaskPipeline:
-    """From raw tasks to those of a run.
+    """Turns raw tasks into the taskset of a run.
 
     Attributes:
-        config: of the pipeline.
-        taskset: of the explorer; its `path` is `output.jsonl` in the folder that is written.
-        service: of the server.
-        cache: folder of what was made before, by hash.
+        config: settings of the pipeline.
+        taskset: taskset of the explorer; its `path` is `output.jsonl` in the folder that is written.
+        service: settings of the Data-Juicer server.
+        cache: folder of earlier results, by hash.
         seed: of the run.
-        log: file of what a server that is started writes.
-        timeout_s: longest wait for another process that makes the same.
+        log: file for the output of a server that is started here.
+        timeout_s: longest wait for another process that computes the same result, in seconds.
     """
 
     config: TaskPipelineConfig
@@ -61,14 +61,15 @@ class TaskPipeline:
     timeout_s: float = 1800.0
 
     def run(self, models: Mapping[str | int, Any] | None = None) -> dict[str, Any]:
-        """Make the tasks, unless they are there; return the report.
+        """Compute the tasks, unless they exist already; return the report.
 
         Args:
-            models: those of the run that operators may ask, by name.
+            models: auxiliary models of the run that operators may call, by name.
 
         Raises:
-            DataError: an input cannot be read, the folder is not one of a pipeline (E4080), or no task is left (E4081).
-            ConfigError: an operator is not known, or not run unasked.
+            DataError: an input cannot be read, the folder was not written by a pipeline (E4080), no task is left
+                (E4081), or another process computes the same for longer than `timeout_s` (E4082).
+            ConfigError: an operator is not known, or runs only if `allowed_operators` names it.
             ServiceError: the server failed.
         """
         folder = Path(str(self.taskset.path)).expanduser().absolute().parent
@@ -117,7 +118,7 @@ class TaskPipeline:
                 logger.warning("task pipeline: nobody says which version of Data-Juicer would make %s now", folder)
             logger.info("task pipeline: %s is up to date (%d tasks)", folder, report["tasks_out"])
             return report
-        # Without a version any will do, as there is nobody to make it again.
+        # If the version is unknown, a result of any version is used: there is no server to compute it again.
         known = [self.cache / f"{digest}-{version}"] if version else sorted(self.cache.glob(f"{digest}-*"))
         kept = next((each for each in known if _report(each) is not None), None)
         report = None if kept is None else _report(kept)
@@ -129,7 +130,7 @@ class TaskPipeline:
         return report
 
     def _version(self) -> str:
-        """Return the version that would be asked; empty if nobody says it."""
+        """Return the version of Data-Juicer; empty if it cannot be found out."""
         try:
             return found_version(self.service)
         except (EnvironmentProblem, DeadlineError) as error:
@@ -141,7 +142,7 @@ class TaskPipeline:
         return self.config.inputs
 
     def _digest(self, recipe: Recipe, tables: list[Table], models: Mapping[str | int, Any]) -> str:
-        """Return a hash of what the output depends on, but for the version."""
+        """Return a hash of all that the output depends on, except the version."""
         config = self.config
         settings = [
             VERSION,
@@ -166,7 +167,7 @@ class TaskPipeline:
     def _compute(
         self, recipe: Recipe, tables: list[Table], digest: str, models: Mapping[str | int, Any]
     ) -> tuple[dict[str, Any], Path]:
-        """Make the tasks; return the report, and their folder in the cache."""
+        """Compute the tasks; return the report, and their folder in the cache."""
         rows = list(_rows(tables))
         client = DataJuicerClient(self.service, log=self.log)
         try:
@@ -248,7 +249,7 @@ def _report(folder: Path) -> dict[str, Any] | None:
 
 
 def _write(folder: Path, tasks: list[dict[str, Any]], report: Mapping[str, Any]) -> None:
-    """Write a folder aside and rename it: it is whole or not there."""
+    """Write a folder under another name, and rename it when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
@@ -264,7 +265,7 @@ def _write(folder: Path, tasks: list[dict[str, Any]], report: Mapping[str, Any])
 
 
 def _put(kept: Path, folder: Path) -> None:
-    """Put a folder of the cache where the run reads it."""
+    """Copy a folder of the cache to where the run reads it."""
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
         for name in (OUTPUT, REPORT):
@@ -275,7 +276,7 @@ def _put(kept: Path, folder: Path) -> None:
 
 
 def _rename(aside: Path, folder: Path) -> None:
-    """Rename a folder, over an older one of a pipeline if that is there."""
+    """Rename a folder; replace an older result of a pipeline."""
     aside.chmod(0o755)
     if (folder / REPORT).is_file():
         old = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))

@@ -1,4 +1,4 @@
-"""Order of tasks by what operators of Data-Juicer say of them."""
+"""Order of tasks by the statistics of Data-Juicer's operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PRIORITY_WEIGHTS: Mapping[str, float] = {"difficulty": -0.7, "diversity": 0.8, "usage_frequency": -0.5, "quality": 1.0}
-"""As published."""
+"""The published weights."""
 
 NEUTRAL = 0.5
 _USED = "consumed_cnt"
@@ -17,18 +17,18 @@ _USED = "consumed_cnt"
 
 @dataclass(frozen=True)
 class Scale:
-    """How a statistic becomes a share of its best value.
+    """How a statistic is scaled to a score of a dimension, in [0, 1].
 
     Attributes:
-        is_inverse: less of it is more of the dimension.
-        top: its largest value; None: the range is that of the tasks.
+        is_inverse: a smaller value means a higher score.
+        top: the largest possible value, if the smallest is 0; None: the range is that of the tasks' values.
     """
 
     is_inverse: bool = False
     top: float | None = 1.0
 
 
-# Statistics of Data-Juicer by what they tell of a task; those that are not here order nothing.
+# Statistics of Data-Juicer by the dimension that they measure; others do not influence the order.
 SCALES: Mapping[str, Mapping[str, Scale]] = {
     "quality": {
         "llm_quality_score": Scale(),
@@ -79,7 +79,7 @@ def _dimensions(stats: Mapping[str, Any], ranges: Mapping[str, tuple[float, floa
 def priorities(stats: Sequence[Mapping[str, Any]], weights: Mapping[str, float]) -> list[float] | None:
     """Return the priority of each task; None where no statistic orders them.
 
-    It is the weighted sum of the dimensions, 0.5 for an absent one, and of how often a task was used.
+    It is the weighted sum of the dimensions, where an absent one counts as 0.5, and of how often a task was used.
     """
     scores = dimension_scores(stats)
     if not any(scores) and not any(_is_number(own.get(_USED)) for own in stats):
@@ -98,13 +98,13 @@ def ordered(
     """Return the numbers of the tasks in their new order.
 
     Args:
-        priority: of each task; None: there is none, and tasks stay as they came where a method needs it.
+        priority: priority of each task; None: `sort` and `folding` leave the tasks in their order.
         num_tasks: how many there are.
         method: sort (highest priority first, equal ones as they came), shuffle, keep, or folding (each layer goes from
             high to low priority: arXiv:2506.21545).
-        top_k: how many are left, the first of the order; -1: all.
-        layers: of folding.
-        seed: of shuffle.
+        top_k: number of tasks to keep, the first of the order (before folding); -1: all.
+        layers: number of layers of folding.
+        seed: seed of shuffle.
     """
     numbers_ = list(range(num_tasks))
     if method == "shuffle":

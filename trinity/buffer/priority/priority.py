@@ -17,8 +17,8 @@ from trinity.utils.declaration import Declared
 class ReplayItem:
     """A rollout as a priority function sees it.
 
-    It is also a list of itself with the figures in `info`, which is how published priority functions read a rollout:
-    `item[0].info["use_count"]`.
+    It also behaves like a list whose only item is itself, with numbers in `info`, because published priority functions
+    read a rollout so: `item[0].info["use_count"]`.
 
     Attributes:
         task: the group (`batch/task`).
@@ -50,7 +50,7 @@ class PriorityFunction(Declared, ABC):
     """Computes when a rollout is handed out, and whether it is reused.
 
     Attributes:
-        seed: of its random numbers, the run's; they must be functions of it and of the item.
+        seed: seed of the run; random numbers must depend only on it and on the item.
     """
 
     kind = "priority_fn"
