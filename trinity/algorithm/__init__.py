@@ -31,7 +31,7 @@ KL_FN = Registry("kl_fn", KL_CONTENTS)
 ENTROPY_LOSS_FN = Registry("entropy_loss_fn", ENTROPY_LOSS_CONTENTS)
 SAMPLE_STRATEGY = Registry("sample_strategy", SAMPLE_STRATEGY_CONTENTS)
 _REGISTRIES = (ADVANTAGE_FN, POLICY_LOSS_FN, KL_FN, ENTROPY_LOSS_FN, SAMPLE_STRATEGY)
-# By the key under `algorithm` that names one of their classes.
+# Registries by the key under `algorithm` that names one of their classes.
 BY_ROLE = {role: registry for role, name in ROLES.items() for registry in _REGISTRIES if registry.name == name}
 
 _LAZY = {

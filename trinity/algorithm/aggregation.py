@@ -3,8 +3,8 @@
 There are two conventions for turning token losses into one loss.
 
 Dimension key: B = responses, T = response positions. A position whose mask is false holds an arbitrary number and
-influences nothing; the gradient there is 0. The conventions differ in rows without counted tokens: they stay in the
-mean over rows of `aggregate_loss` and leave that of `agg_loss`.
+influences nothing; the gradient there is 0. The conventions differ in rows without counted tokens: `aggregate_loss`
+includes them in a mean over rows, `agg_loss` does not.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def aggregate_loss(
         normalizer: divisor of the last mode; T by default.
 
     Raises:
-        ValueError: another mode.
+        ValueError: an unknown mode.
     """
     if loss_agg_mode == "token-mean":
         return masked_mean(values, mask)
@@ -97,7 +97,7 @@ def agg_loss(
         loss_scale_factor: divisor of the sums of the last mode; T by default.
 
     Raises:
-        ValueError: another mode.
+        ValueError: an unknown mode.
     """
     if loss_agg_mode == "token-sum":
         return masked_sum(loss_mat, loss_mask) * dp_size

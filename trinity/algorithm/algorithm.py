@@ -25,14 +25,14 @@ class AlgorithmType(Declared):
     """What an algorithm is made of, and what it needs from the run.
 
     Attributes:
-        defaults: over those of the base class: `repeat_times`, `advantage_fn`, `policy_loss_fn`, `kl_loss_fn`,
-            `kl_penalty_fn`, `entropy_loss_fn`, `sample_strategy`, and `..._args` over the defaults of each.
-        use_critic: a value model is trained beside the policy: the advantage reads `values`.
+        defaults: what differs from the base class in `repeat_times`, `advantage_fn`, `policy_loss_fn`, `kl_loss_fn`,
+            `kl_penalty_fn`, `entropy_loss_fn`, `sample_strategy`, and in `..._args` from the defaults of each function.
+        use_critic: a critic is trained beside the policy, and the advantage reads its `values`.
         use_reference: a frozen reference model may be read (it is loaded only if a nonzero coefficient reads it).
         compute_advantage_in_trainer: advantages are computed from tensors in the trainer.
         can_balance_batch: rows may be shared among workers in any order.
         schema: kind of the experiences: `sft`, `cpt`, `dpo` or `experience`.
-        needs_operators: it learns from the rollouts that operators keep, and nothing from all of its own.
+        needs_operators: operators must select the good rollouts; from all of its own rollouts it would learn nothing.
         also_needed: lines of YAML outside of `algorithm` that it needs, with values to start from.
     """
 
@@ -249,7 +249,7 @@ class TOPRAlgorithm(GRPOAlgorithm):
 
 @ALGORITHM_TYPE.register_module("sppo")
 class SPPOAlgorithm(AlgorithmType):
-    """Log-ratio policy gradient within a trust band."""
+    """Log-ratio policy gradient within a trust region."""
 
     summary = "softmax PPO, the log-ratio within a trust region (arXiv:2108.05828)"
     defaults = {"advantage_fn": "opmd", "policy_loss_fn": "sppo", "kl_loss_fn": "none", "entropy_loss_fn": "none"}
@@ -289,7 +289,7 @@ class SAPOAlgorithm(GRPOAlgorithm):
 
 @ALGORITHM_TYPE.register_module("clip_cov")
 class ClipCovAlgorithm(AlgorithmType):
-    """Tokens of high covariance leave the gradient."""
+    """Some tokens of high covariance are left out of the gradient."""
 
     summary = "some tokens of high covariance left out (arXiv:2505.22617v1, eq. 11 and 12)"
     defaults = {"policy_loss_fn": "verl_clip_cov", "kl_loss_fn": "none"}
@@ -297,7 +297,7 @@ class ClipCovAlgorithm(AlgorithmType):
 
 @ALGORITHM_TYPE.register_module("kl_cov")
 class KLCovAlgorithm(AlgorithmType):
-    """Tokens of high covariance are held by a KL term."""
+    """A KL term on the tokens of highest covariance."""
 
     summary = "a KL term on the tokens of highest covariance (arXiv:2505.22617v1, eq. 13 and 14)"
     defaults = {"policy_loss_fn": "verl_kl_cov", "kl_loss_fn": "none"}
@@ -347,7 +347,7 @@ class MIXCHORDAlgorithm(MIXAlgorithm):
 
 @ALGORITHM_TYPE.register_module("on_policy_distill")
 class OnPolicyDistillAlgorithm(AlgorithmType):
-    """Towards a teacher, on the policy's own rollouts."""
+    """Distillation from a teacher, on the policy's own rollouts."""
 
     summary = "distillation from a teacher, on the policy's own rollouts (arXiv:2306.13649)"
     compute_advantage_in_trainer = True

@@ -1,4 +1,4 @@
-"""A function of the algorithm, made as the configuration says."""
+"""Makes a function of the algorithm from the configuration."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def num_rollouts(config: Config) -> int:
 def planned_steps(config: Config, explore_steps: int | None = None) -> int | None:
     """Return the number of training steps; None if only the data tell.
 
-    `resolve` fills `trainer.total_steps` from `buffer.total_steps`: without the first, the second is open too.
+    `resolve` fills `trainer.total_steps` from `buffer.total_steps`, so that if the former is None, the latter is, too.
 
     Args:
         config: resolved configuration.
@@ -36,7 +36,7 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
     if config.mode != "both" or explore_steps is None:
         return None
     if reuses_rollouts(config):
-        # Rollouts of earlier steps fill the batches: the schedule says how many steps there are, not the rollouts.
+        # Batches reuse rollouts of earlier steps, so the number of steps follows from the intervals of the syncs.
         if config.synchronizer.sync_style != "fixed":
             return None
         theirs, ours = sync_intervals(config)
@@ -45,9 +45,9 @@ def planned_steps(config: Config, explore_steps: int | None = None) -> int | Non
 
 
 def steps_by_actor(config: Config) -> dict[str, int | None]:
-    """Return the planned steps of each actor, None where only data tell.
+    """Return the planned steps of trainer and explorer, by their names.
 
-    The trainer is first, where there is one.
+    The trainer is first, where there is one. A number is None if only the data determine it.
     """
     explored = {} if config.mode == "train" else {config.explorer.name: config.buffer.total_steps}
     trained = {config.trainer.name: planned_steps(config)} if config.mode in ("train", "both") else {}

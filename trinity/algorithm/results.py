@@ -1,6 +1,6 @@
-"""What functions of an algorithm return, checked.
+"""Checks of what the functions of an algorithm return.
 
-A plugin's mistake names its class and file.
+The error for a mistake of a plugin names its class and file.
 """
 
 from __future__ import annotations

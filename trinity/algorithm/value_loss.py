@@ -28,7 +28,7 @@ def compute_value_loss(
 
         half the aggregated max((v - R)^2, (clip(v, V - c, V + c) - R)^2)
 
-    arXiv:2005.12729, section 3, first point. v is trained; R and V are held.
+    arXiv:2005.12729, section 3, first point. The gradient flows through v; R and V are constants.
 
     Args:
         vpreds: v, what the value model predicts now.

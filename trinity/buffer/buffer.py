@@ -189,7 +189,7 @@ def get_buffer_reader(
         return TaskReader(config, **options)
     of_run = _OF_RUN.get()
     if of_run is not None and config.name == of_run[0]:
-        own: StoreReader = of_run[1] # or an object with the same methods
+        own: StoreReader = of_run[1]  # or an object with the same methods
         return own
     if config.storage_type == "file" or (config.storage_type == "sql" and config.schema_type == "sft"):
         if tokenizer is None:

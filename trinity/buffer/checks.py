@@ -123,7 +123,7 @@ def text_fault(key: str, value: Any, *, may_be_number: bool = False) -> Fault | 
     if "\0" in value:
         return Fault(key, "contains NUL", "E4012")
     try:
-        value.encode() # finds a surrogate a hundred times faster than a check of each character
+        value.encode()  # finds a surrogate a hundred times faster than a check of each character
     except UnicodeEncodeError:
         return Fault(key, "contains a lone surrogate or invalid UTF-8", "E4012")
     return None
@@ -209,7 +209,7 @@ def row_faults(
     if fault is not None:
         yield fault
     system = values.get(fmt.system_prompt_key) if fmt.system_prompt_key and kind == "plaintext" else None
-    if system is not None and not (isinstance(system, str) and not system.strip()): # else `format.system_prompt`
+    if system is not None and not (isinstance(system, str) and not system.strip()):  # else `format.system_prompt`
         fault = text_fault(str(fmt.system_prompt_key), system)
         if fault is not None:
             yield fault

@@ -116,16 +116,20 @@ class Records:
             return session.get(ExperienceModel, number)
 
     def group(self, row: ExperienceModel, *, most: int) -> list[ExperienceModel]:
-        """Return the experiences of a group, by rollout and turn, without payloads.
+        """Return a group's experiences, by rollout and turn, without payloads.
 
-        Args: row: one of them. most: largest number of them; those appended nearest to `row` are chosen.
+        Args:
+            row: one of them.
+            most: largest number of them; those appended nearest to `row` are chosen.
         """
         return self._near(row, ("stage", "buffer"), most=most)
 
     def rollout(self, row: ExperienceModel, *, most: int) -> list[ExperienceModel]:
         """Return the turns of a rollout, without payloads.
 
-        Args: row: one of them. most: largest number of them; those appended nearest to `row` are chosen.
+        Args:
+            row: one of them.
+            most: largest number of them; those appended nearest to `row` are chosen.
         """
         return self._near(row, ("stage", "buffer", "run_id"), most=most)
 

@@ -1,8 +1,8 @@
 """Search for experiences, the newest first, that ends in time.
 
-What an index knows (run, buffer, state, task, training step) is looked up. For the rest (reward, text, reason of a drop
-or anything beside a task) the log, or what it has of the task or has dropped, is read backwards until enough is found
-or the time is over; then the search says where it has stopped.
+Conditions that an index covers (run, buffer, state, task, training step) are looked up. For others (reward, text,
+reason of a drop, or any condition in addition to a task) the log is read backwards, or only its rows of the task or its
+dropped rows, until enough rows are found or the time is over; the result then says where the search stopped.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def search(session: Session, wanted: Wanted, *, most: int = MOST, seconds: float
         session: of the database.
         wanted: which ones.
         most: of them.
-        seconds: after which no further part of the log is begun; one is always read, so that a search which is
-            continued at `below` ends.
+        seconds: time after which no further part of the log is read; one is always read, so that a search which is
+            repeatedly continued at `below` reaches its end.
     """
     row = ExperienceModel
     newest = select(row.id).order_by(row.id.desc()).limit(most + 1)
@@ -96,7 +96,7 @@ def _along(
 ) -> Found:
     """Return the rows of ranges of an index that meet all conditions.
 
-    The newest of them are looked at block by block: however many there are, a block is short.
+    The ranges are read in blocks, the newest rows first, so that a block takes little time however many rows there are.
     """
     row, rest = ExperienceModel, replace(wanted, task="", below=None).conditions(is_read=True)
     asked = select(row.id, and_(*rest)).order_by(row.id.desc())
@@ -131,7 +131,7 @@ def _next_size(size: int, spent: float) -> int:
 def scopes(session: Session) -> Iterator[tuple[str, str, str]]:
     """Yield run, stage and buffer of all experiences.
 
-    Each is a few searches of an index.
+    Each takes a few searches of an index.
     """
     for run in _values(session, ExperienceModel.run):
         for stage in _values(session, ExperienceModel.stage, ExperienceModel.run == run):
@@ -141,9 +141,9 @@ def scopes(session: Session) -> Iterator[tuple[str, str, str]]:
 
 
 def _values(session: Session, column: Any, *where: ColumnElement[bool]) -> Iterator[str]:
-    """Yield the values of a column, each by a search for the next.
+    """Yield the distinct values of a column, each found by an index search.
 
-    For all at once databases read all rows.
+    A query for all values at once would make the database read all rows.
     """
     asked = select(func.min(column)).where(*where)
     value = session.scalar(asked)
@@ -153,9 +153,9 @@ def _values(session: Session, column: Any, *where: ColumnElement[bool]) -> Itera
 
 
 def _of_states(session: Session, wanted: Wanted) -> Iterator[ColumnElement[bool]]:
-    """Yield conditions that each are a range of `ix_experience_queue`.
+    """Yield conditions that each select a range of `ix_experience_queue`.
 
-    The ids ascend in it.
+    In such a range the ids ascend.
     """
     row = ExperienceModel
     for run, stage, buffer in scopes(session):

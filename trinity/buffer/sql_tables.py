@@ -28,7 +28,7 @@ _LOG = table(EXPERIENCES, *map(column, ("id", "uid", "buffer", "experience_bytes
 _BLOB = table("experience_blob", *map(column, ("id", "experience_bytes")))
 _MAX_SHOWN = 10
 PATIENCE_S = 10.0
-"""How long a server that cannot be reached is waited for: it may be starting again."""
+"""How long to retry if a server cannot be reached, in seconds: it may be restarting."""
 _PAUSE_S = 0.2
 
 
@@ -72,7 +72,7 @@ class ExperienceTable(SQLTable):
         """Return the payload of the experience with that id.
 
         Raises:
-            DataError: it is gone (E5104), or the database cannot be read (E4001).
+            DataError: the payload is gone (E5104), or the database cannot be read (E4001).
         """
         statement = select(self._payloads.c.experience_bytes).where(self._payloads.c.id == id_)
         try:
@@ -139,7 +139,7 @@ def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str)
         hint = _if_conversations(inspector, name)
         text = f"{shown} has no table `{EXPERIENCES}`, which a run with storage_type sql or queue makes; it has"
         raise DataError(f"{text}: {_listed(inspector.get_table_names())}{hint}", code="E4061")
-    payloads = _BLOB if inspector.has_table(_BLOB.name) else _LOG  # as older versions have it
+    payloads = _BLOB if inspector.has_table(_BLOB.name) else _LOG  # of older versions
     needed = {each.name for each in (*_LOG.c, *payloads.c)} - ({"experience_bytes"} if payloads is _BLOB else set())
     lacking = needed - {each["name"] for each in inspector.get_columns(EXPERIENCES)}
     if lacking:
@@ -175,7 +175,7 @@ def _rows(engine: Engine, inspector: Inspector, *, name: str, shown: str, schema
         text = f"table `{chosen}` of {shown} has no primary key, which would give its rows their order; add one"
         raise DataError(text, code="E4062")
     source = table(chosen)
-    # Plain columns: JSON is read as the text that it is where the database keeps it so, and decoded with the row.
+    # Columns without a type: JSON that the database keeps as text is read as text, and decoded with the row.
     columns: list[Any] = [column(each) for each in names]
     statement = select(*columns).select_from(source).order_by(*map(column, key or ["rowid"]))
     with engine.connect() as connection:

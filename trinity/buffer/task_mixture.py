@@ -91,7 +91,7 @@ class TaskMixture:
         }
 
     def _taskset_at(self, position: int) -> int:
-        """Return the place of the taskset that the task at `position` is from."""
+        """Return the index of the taskset that the task at `position` is from."""
         epoch, place = divmod(position, len(self))
         if epoch != self._epoch:
             ids = np.repeat(np.arange(len(self.readers)), self._shares)
@@ -101,7 +101,7 @@ class TaskMixture:
 
 
 def _shares(readers: Sequence[TaskReader]) -> list[int]:
-    """Return each taskset's tasks of an epoch, at least one.
+    """Return the number of tasks per epoch of each taskset, at least 1.
 
     They are the weights' shares, rounded so that they add up: the largest remainders are rounded up.
     """

@@ -171,7 +171,7 @@ class TaskReader:
         self._selection.load_state_dict(state)
         if self._end is not None:
             self.num_left = max(0, self._end - self._selection.num_read)
-        for told in state.get("feedback", ()): # older snapshots hold feedback that came after the position
+        for told in state.get("feedback", ()):  # older snapshots hold feedback that came after the position
             self.feedback(**told)
 
     def write_quarantine(self, folder: Path) -> Path | None:

@@ -18,10 +18,10 @@ Message = dict[str, Any]
 
 
 class Pair(NamedTuple):
-    """Two answers to one prompt.
+    """Two responses to one prompt.
 
     Attributes:
-        prompt: the messages before the answers.
+        prompt: the messages before the responses.
         chosen: the preferred response, a message.
         rejected: the other one.
     """

@@ -21,12 +21,12 @@ class Wanted:
         states: `ready`, `claimed`, `trained` or `dropped`; none: all.
         task: the group, `batch/task`; empty: all.
         text: part of the prompt or the response; empty: anything.
-        least_reward: the smallest reward; None: any, and none.
-        most_reward: the largest reward; None: any, and none.
+        least_reward: the smallest reward; None: any, or a missing one.
+        most_reward: the largest reward; None: any, or a missing one.
         run: `project/name`; empty: of all runs.
-        step: a training step that used them; None: any, and none.
-        below: they have smaller ids; None: any.
-        reason: why they were dropped, as `stale`; empty: anything.
+        step: a training step that used them; None: used or not.
+        below: only experiences with smaller ids; None: any.
+        reason: why they were dropped, such as `stale`; empty: any reason, or not dropped.
     """
 
     buffer: str = ""
@@ -42,15 +42,15 @@ class Wanted:
 
     @property
     def is_loose(self) -> bool:
-        """There are conditions that no index knows."""
+        """Whether there are conditions that no index covers."""
         return bool(self.text) or self.least_reward is not None or self.most_reward is not None
 
     def conditions(self, *, with_step: bool = True, is_read: bool = False) -> list[ColumnElement[bool]]:
-        """Return what a row has to meet.
+        """Return the SQL conditions that a row has to meet.
 
         Args:
-            with_step: `step`, too.
-            is_read: each row is looked at, and no index is searched for a run.
+            with_step: include the condition on `step`.
+            is_read: every row is read, so the condition on the run must not make the database search an index.
         """
         row, conditions = ExperienceModel, []
         run = row.run.concat("") if is_read else row.run

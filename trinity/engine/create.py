@@ -83,28 +83,28 @@ def _model(config: Config, runtime: Runtime | None, *, auxiliary: int | None) ->
 
 
 def _engine(config: Config, auxiliary: int | None) -> tuple[Callable[[Any], InferenceModel], Any]:
-    """Return what makes a model's engine, and its settings."""
+    """Return the function that creates a model's engine, and its settings."""
     if value_of(config, section_key(auxiliary)).engine_type in ("vllm", "vllm_async"):
         return vllm_engine, vllm_settings(config, auxiliary)
     return torch_engine, engine_settings(config, auxiliary)
 
 
 def vllm_engine(settings: VLLMSettings) -> InferenceModel:
-    """Return a vLLM engine; only its process imports what it needs."""
+    """Return a vLLM engine; its modules are imported in its process only."""
     from trinity.engine.vllm.engine import VLLMEngine
 
     return VLLMEngine(settings)
 
 
 def torch_engine(settings: EngineSettings) -> InferenceModel:
-    """Return a torch engine; only its process imports what it needs."""
+    """Return a torch engine; its modules are imported in its process only."""
     from trinity.engine.torch.engine import TorchEngine
 
     return TorchEngine(settings)
 
 
 def gpus_of_engine(config: Config, model: InferenceModelConfig) -> float:
-    """Return the GPUs reserved for one engine: a fraction if the run has one."""
+    """Return the GPUs of one engine: a fraction if the run has only one GPU."""
     total = config.cluster.total_gpu_num or 0
     if total == 1:
         engines = [config.explorer.rollout_model, *config.explorer.auxiliary_models]

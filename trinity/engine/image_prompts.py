@@ -35,10 +35,10 @@ class SeenPrompt:
         object.__setattr__(self, "tokens", plain(self.keys, self.image_token) if self.pictures else self.keys)
 
     def cut(self, limit: int, *, side: str) -> SeenPrompt:
-        """Return the prompt with `limit` tokens left.
+        """Return the prompt cut to `limit` tokens.
 
-        They are its last (`left`), its first (`right`), or both ends (`middle`),
-        of which the last may have one more.
+        Those kept are its last (`left`), its first (`right`), or both ends (`middle`), of which the last may have one
+        more.
 
         Raises:
             EngineError: the prompt has images, which a cut would go through (E5643).
@@ -83,7 +83,7 @@ class ImagePrompts(PreparedImages):
 
 
 def required(images: ImagePrompts | None, model_path: str) -> ImagePrompts:
-    """Return what renders images.
+    """Return `images`; raise if there are none.
 
     Raises:
         EngineError: the model reads none (E5613).

@@ -126,9 +126,9 @@ class LocalModel(ABC):
     async def generate_seen(self, prompt: SeenPrompt, **arguments: Any) -> list[Experience]:
         """Return `n` responses to one prompt, which may have images.
 
-        A prompt longer than `model.max_prompt_tokens` is cut if `enable_prompt_truncation`. What is left is answered,
-        but not with `prompt_truncation: stop`: the experience is then marked `prompt_truncated` and its one response
-        token is masked.
+        A prompt longer than `model.max_prompt_tokens` is cut if `enable_prompt_truncation`. The rest is then the
+        prompt. With `prompt_truncation: stop` nothing is sampled: each of the `n` experiences is marked
+        `prompt_truncated`, and its one response token is masked.
 
         Args:
             prompt: the prompt.
@@ -170,11 +170,10 @@ class LocalModel(ABC):
     ) -> list[Experience]:
         """Return `n` responses to a conversation; see `generate`.
 
-        An answer that is parsed as more than text has `info["message"]`. The chat template renders the conversation, or
-        what follows `said`. Where the template does not continue from what was said, the whole is rendered, and the
-        turn counts as split.
-
-        A conversation with images is rendered as a whole.
+        A response that is parsed as more than text has `info["message"]`. If `said` is given, its tokens are the
+        beginning of the prompt, and the chat template renders only the messages that follow. If the template does not
+        continue from them, the whole conversation is rendered, and the turn counts as split. A conversation with images
+        is always rendered as a whole.
 
         Raises:
             EnvironmentProblem: no chat template, or it fails.
@@ -204,7 +203,7 @@ class LocalModel(ABC):
         return await images.render(self.tokenizer, messages, tools=tools, **options)
 
     def _parse(self, experience: Experience, tools: list[dict[str, Any]] | None, *, is_cut: bool) -> None:
-        """Note the message that an answer is, if it is more than text."""
+        """Store the message that a response holds, if it is more than text."""
         assert self._parser is not None, "only called with one"
         text = experience.response_text or ""
         if not is_cut:
@@ -222,7 +221,7 @@ class LocalModel(ABC):
         said: Said,
         options: Mapping[str, Any],
     ) -> list[int] | None:
-        """Return the prompt that continues from what was said; None if none does."""
+        """Return the prompt that continues from `said`; None if none does."""
         try:
             tokens = self._renderer(options).after(messages, tools, said, parse=self._reader(tools))
         except EnvironmentProblem:
@@ -231,7 +230,7 @@ class LocalModel(ABC):
         return tokens
 
     def _reader(self, tools: list[dict[str, Any]] | None) -> Callable[[str], dict[str, Any]] | None:
-        """Return what reads an answer as a message without identities."""
+        """Return a function that parses a response, without ids of tool calls."""
         parser = self._parser
         if parser is None:
             return None
@@ -243,7 +242,7 @@ class LocalModel(ABC):
         return read
 
     def _renderer(self, options: Mapping[str, Any]) -> AnswerRenderer:
-        """Return the renderer with a chat template and a way of thinking."""
+        """Return the renderer of a chat template, with or without thinking."""
         key = options.get("chat_template"), options["enable_thinking"]
         if key not in self._renderers:
             stop_ids = stop_token_ids(self.settings.model.model_path, self.tokenizer)
@@ -275,7 +274,7 @@ class LocalModel(ABC):
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Return a conversation as an experience whose actions are its answers.
+        """Return a conversation as an experience whose actions are its responses.
 
         It ends with the last response. Tokens beyond `max_model_len` are cut and the experience is marked
         `response_truncated`.
@@ -334,7 +333,7 @@ class LocalModel(ABC):
         return {"enable_thinking": self.settings.model.enable_thinking} | dict(template_args or {})
 
     def _warn_truncated(self, length: int, limit: int) -> None:
-        """Log the first cut prompt as a warning; every experience has a mark."""
+        """Log a cut prompt: the first as a warning, others at level DEBUG."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         get_logger("explorer").log(

@@ -39,9 +39,9 @@ class Sample:
 
 
 def unanswered(tokens: list[int], prompt_text: str, *, model_version: int) -> Experience:
-    """Return the experience of a cut prompt that is not answered.
+    """Return the experience of a cut prompt for which nothing is sampled.
 
-    Its last token is a response that is masked.
+    Its last token counts as the response, and is masked.
     """
     return Experience(
         tokens=torch.tensor(tokens),

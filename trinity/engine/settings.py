@@ -42,12 +42,12 @@ class EngineSettings:
         model_overrides: entries of the model's configuration that the trainer overrides, too.
         rotary_len: length by which the trainer chooses rotary frequencies; None: the engine's `max_model_len`.
         external_lib: modules to import before the model is loaded.
-        tool_call_parser: form of the model's tool calls; None: answers are text.
-        reasoning_parser: form of the model's thoughts; None: they are part of the text.
-        has_prefix_cache: keep the keys and values of prompts and answers for prompts that begin with them.
+        tool_call_parser: form of the model's tool calls; None: responses are text.
+        reasoning_parser: form of the model's reasoning; None: it is part of the text.
+        has_prefix_cache: keep the keys and values of prompts and responses for prompts that begin with them.
         prefix_cache_bytes: most memory of them in bytes; None: derived by the engine.
         is_multimodal: read images, if the model does.
-        image_cache_bytes: most memory of images that are kept as the model takes them, in bytes.
+        image_cache_bytes: most memory of preprocessed images that are kept, in bytes.
     """
 
     model: ModelConfig
@@ -83,7 +83,8 @@ def engine_settings(config: Config, auxiliary: int | None = None) -> EngineSetti
         auxiliary: index of an auxiliary model; None: the rollout model.
 
     Raises:
-        ConfigError: `max_model_len` is unknown (E1616), or the torch engine serves another value (E1612, E3223).
+        ConfigError: `max_model_len` is unknown (E1616), or a value is one that the torch engine does not serve (E1612,
+            E3223).
         NotAvailableError: a value that no engine serves (E1900).
     """
     key = section_key(auxiliary)
@@ -145,7 +146,7 @@ def section_key(auxiliary: int | None) -> Key[InferenceModelConfig]:
 
 
 def check(refusals: Iterable[Refusal]) -> None:
-    """Raise the first refusal; the rules have done so for a resolved section."""
+    """Raise the first refusal; a resolved configuration has none."""
     for refusal in refusals:
         raise refusal.error()
 

@@ -88,7 +88,7 @@ class BatchAdvantage:
         metrics: dict[str, float] = {}
         if self.with_kl:
             rewards, metrics = self._penalised(rewards, batch)
-        # With a critic no row is the baseline of another: rows that are not trained on stay out of the whitening.
+        # With a critic, rows are no baseline for each other: those that are not trained on stay out of the whitening.
         counted = batch.action_mask if "values" in batch.columns else mask
         known: dict[str, Any] = batch.columns | batch.values | {"action_mask": counted, "uid": list(groups)}
         known |= {"token_level_rewards": rewards, "response_mask": counted}

@@ -90,7 +90,7 @@ def open_auxiliary(
 def consumer_of(job: str) -> str:
     """Return the name under which a job takes rollouts from queues.
 
-    It has a slash, by which the run that the queue belongs to knows that it is another (`last_trainer`).
+    It has a slash, so that the run that fills the queue does not take it for its own trainer (`last_trainer`).
 
     Args:
         job: `project/name`.
@@ -263,7 +263,7 @@ class QueueReader:
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
             try:
-                # The other run's trainer publishes the weights it waits for; a full queue waits for this reader.
+                # Its explorer may wait for weights, which its trainer publishes, or for room, which this read makes.
                 batch = self._store.read_batch(token, n, timeout_s=left_s, trained_version=NO_ROOM - 1)
             except StarvedError:
                 return Batch([], is_complete=False, is_closed=False)

@@ -41,8 +41,8 @@ class TrainBatch:
         model_versions: version of the weights that sampled each row; -1 where unknown.
         rewards: reward of each row; NaN where there is none.
         rows_per_experience: adjacent rows of one experience, never separated: 2 for pairs (chosen, rejected), else 1.
-        images: the distinct images of all rows. The tokens of their parts are negative in `tokens`: -1 - n for the n-th
-            part of all images. So rows that begin alike have equal images.
+        images: the distinct images of all rows. An image takes one token per part; in `tokens` part n of all images is
+            -1 - n, so that rows with equal tokens have equal images.
         rotary: positions in time, height and width [3, B, S] for the rotation; None without images.
     """
 
@@ -192,7 +192,7 @@ def mini_batches(
         size: experiences of a mini-batch; the last may be smaller; None means all.
         generator: shuffles the experiences first, if given.
         rows_per_experience: adjacent rows of each experience.
-        num_shares: contiguous pieces of the batch, of which a mini-batch has the next experiences of each.
+        num_shares: number of contiguous pieces of the batch; a mini-batch takes the next experiences of each piece.
     """
     total, each = num_experiences, rows_per_experience
     order = list(range(total)) if generator is None else torch.randperm(total, generator=generator).tolist()
@@ -237,7 +237,7 @@ def micro_batches(
         rows: rows to split, whole experiences.
         max_tokens: most tokens of a group, prompt and response.
         max_rows: most rows of a group.
-        sharing: what is computed once.
+        sharing: what the decoder computes once.
     """
     rows = list(rows)
     ordered = along_prefixes(batch, rows, sharing)

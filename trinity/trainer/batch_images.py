@@ -1,8 +1,8 @@
 """The images of a training batch.
 
-Each distinct image stands in it once, and its parts are numbered. In the rows, the token of a part is -1 less its
-number: rows with equal tokens have equal images, so that what is computed once for rows that begin alike need not know
-of images.
+Each distinct image is stored once. A part is what one token of a row stands for in an image; the parts of all images
+are numbered, and in the rows the token of part n is -1 - n. Rows with equal tokens thus have equal images, so that code
+that computes common prefixes once need not treat images separately.
 
 Dimension key: B = rows, S = longest sequence, T = tokens of a row, N = packed tokens, n = those of images,
 F = parts of the images that are computed.
@@ -29,7 +29,7 @@ class BatchImage:
         data: the encoded image.
         grid: its patches in time, height and width.
         first: number of its first part.
-        count: its parts, tokens of a row.
+        count: number of its parts, which is that of its tokens in a row.
     """
 
     data: bytes
@@ -43,7 +43,7 @@ class NumberedRows:
     """The tokens [T] of each row, with numbers for images.
 
     Attributes:
-        tokens: of each row.
+        tokens: of each row; negative for parts of images.
         images: of all rows.
         rotary: see `TrainBatch`.
     """
@@ -57,7 +57,7 @@ def number_images(experiences: Sequence[Experience]) -> NumberedRows:
     """Return the rows of experiences, with the parts of their images numbered.
 
     Raises:
-        DataError: `multi_modal_inputs` are not those of a model's answer, or do not fit (E4033).
+        DataError: `multi_modal_inputs` is not what `model.chat` sets, or its parts do not fit (E4033).
     """
     rows = [exp.tokens for exp in experiences]
     if not any(exp.multi_modal_inputs for exp in experiences):
@@ -84,9 +84,9 @@ class PackedImages:
     """The images of a packed list of tokens.
 
     Attributes:
-        images: those that are computed; `first` counts the parts of these alone.
+        images: those that are computed; their `first` numbers the parts of these images only.
         places: index of each image token in the list.
-        parts: number of its part.
+        parts: number of the part that each image token stands for.
     """
 
     images: tuple[BatchImage, ...]

@@ -1,6 +1,6 @@
 """Correction for rollouts that another policy sampled.
 
-It follows the log-probabilities and precedes the advantages.
+It is applied after the log-probabilities and before the advantages are computed.
 
 Dimension key: B = rows (experiences), T = longest response.
 """

@@ -1,6 +1,6 @@
 """Prefixes that rows share, as a forest.
 
-What several rows begin with stands in it once. Turns of one episode, branches of a tree of trajectories and several
+A prefix of several rows is in the forest once. Turns of one rollout, branches of a tree of trajectories and several
 responses to one prompt are the same here: rows that have their first tokens in common. The last token of a row predicts
 nothing and is left out.
 
@@ -19,9 +19,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 MIN_TOKENS = 16
-"""Fewest tokens that are shared: what begins alike by chance saves nothing."""
+"""A shorter common prefix is not shared: it may be equal by chance, and saves nothing."""
 MAX_LEFT = 0.8
-"""Largest share of the tokens that is left where a forest is used: below, its bookkeeping is worth it."""
+"""A forest is used if it leaves at most this share of the tokens: it then saves more than its bookkeeping costs."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ NOTHING = Sharing()
 
 @dataclass(frozen=True)
 class Node:
-    """Tokens that the same rows have, after those of its parent.
+    """Consecutive tokens that the same rows share, after those of its parent.
 
     Attributes:
         start: position of the first token in the rows.
         at: place of the first token in the forest's list.
         length: number of tokens.
-        below: number of tokens of all nodes below, which follow in the list.
-        parent: index of the node before, or -1.
+        below: number of tokens of all descendants, which follow in the list.
+        parent: index of the parent node, or -1.
     """
 
     start: int
@@ -66,8 +66,8 @@ class Forest:
     Attributes:
         nodes: parents before children, the tokens below a node right after its own.
         leaf_of_row: the node in which each row ends.
-        ends: tokens of each row, the last one left out.
-        owners: a row that has the tokens of each node.
+        ends: number of tokens of each row, without the last one.
+        owners: for each node, one of the rows that have its tokens.
     """
 
     nodes: tuple[Node, ...]
@@ -90,7 +90,7 @@ class Forest:
         return np.concatenate(parts[::-1])[: self.ends[row]]
 
     def tokens(self) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"]]:
-        """Return a row that has each token, and the token's position in it."""
+        """Return, for each token, a row that has it and its position there."""
         owners = torch.repeat_interleave(torch.tensor(self.owners), torch.tensor([node.length for node in self.nodes]))
         positions = [torch.arange(node.start, node.start + node.length) for node in self.nodes]
         return owners, torch.cat(positions)
@@ -102,8 +102,8 @@ class Ordered:
 
     Attributes:
         rows: numbers of the rows.
-        shared: tokens that each has in common with the one before; 0 for the first.
-        ends: tokens of each, the last one left out.
+        shared: number of tokens that each row has in common with the row before; 0 for the first.
+        ends: number of tokens of each row, without the last one.
     """
 
     rows: tuple[int, ...]
@@ -112,11 +112,11 @@ class Ordered:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens if common prefixes stand once."""
+        """Number of tokens if common prefixes are counted once."""
         return sum(self.ends) - sum(self.shared)
 
     def items(self) -> Iterator[tuple[int, int, int]]:
-        """Yield row, shared tokens and all tokens."""
+        """Yield each row with its numbers of shared tokens and of all tokens."""
         return zip(self.rows, self.shared, self.ends, strict=True)
 
 
@@ -166,9 +166,9 @@ def grow(ordered: Ordered) -> Forest:
 
 
 def _branch(path: list[_Growing], shared: int) -> int:
-    """Cut the path where a row leaves it; return its tokens.
+    """Cut the path where a row leaves it; return how many tokens remain.
 
-    A node is divided only if at least `MIN_TOKENS` of it stay together, else the row leaves before it.
+    A node is divided only if at least `MIN_TOKENS` of its tokens remain on the path; else the whole node is cut off.
     """
     while len(path) > 1 and path[-1].start >= shared:
         path.pop()
@@ -195,7 +195,7 @@ def _divide(node: _Growing, depth: int) -> _Growing:
 def _listed(root: _Growing, ordered: Ordered) -> Forest:
     """Return the nodes below `root` in depth-first order.
 
-    Only children are joined to their parents.
+    A node that is the only child of its parent is merged with it.
     """
     nodes: list[tuple[int, int, int, int]] = []  # start, end, parent, owner
     leaf_of_row: dict[int, int] = {}
@@ -229,10 +229,10 @@ def _listed(root: _Growing, ordered: Ordered) -> Forest:
 
 
 class Cost:
-    """Tokens of rows that are added one by one, as `Ordered` has them.
+    """Counts the tokens to compute, of rows added in the order of `Ordered`.
 
     Args:
-        sharing: what is computed once.
+        sharing: what the decoder computes once.
     """
 
     def __init__(self, sharing: Sharing) -> None:
@@ -241,7 +241,7 @@ class Cost:
         self._prompts: set[bytes] = set()
 
     def add(self, prompt: Int[np.ndarray, "P"], *, shared: int, end: int) -> None:
-        """Count a row whose first `shared` tokens those before have, too."""
+        """Count a row that shares its first `shared` tokens with the one before."""
         self._once += end - (shared if self.apart else 0)
         self.apart += end
         key = prompt.tobytes()
@@ -250,9 +250,9 @@ class Cost:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether a forest is computed: it must save much.
+        """Whether a forest is computed: it must save many tokens.
 
-        Beside rows apart, and beside equal prompts that are computed once anyhow.
+        The comparison is with computing equal prompts once and nothing else.
         """
         return self.sharing.prefixes and self._once <= MAX_LEFT * self._flat
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = get_logger("trainer")
 
 PING_EVERY_S = 5.0
-OTHERS_GRACE_S = 3.0  # for the errors of the other ranks, one of which is the cause
+OTHERS_GRACE_S = 3.0  # wait for the errors of the other ranks, one of which may be the cause
 DIAGNOSIS_S = 2.0
 LEAVE_S = 5.0
 

@@ -37,13 +37,13 @@ class TrainerState:
         step: the last training step.
         run: run that owns the rows of the store.
         sampler: state of the sample strategy.
-        source: position in the dataset; empty for the experience buffer, whose position is the ledger cut `step`.
+        source: position in the dataset; empty for the experience buffer, whose position is `step` in the ledger.
         monitor: position in the metrics.
         reference: path and hash of the reference model; empty where none is loaded.
         served_versions: versions of the weights in `explorer/`.
-        num_tokens: tokens of all training steps until then.
-        begun_from: checkpoint of another program that this one is a copy of: it has no position of ours and says
-            nothing of the reference. Empty for one that a run of ours wrote.
+        num_tokens: tokens of all training steps up to `step`.
+        begun_from: path of another program's checkpoint that this one is a copy of: it has no positions in our data,
+            and no facts about the reference model. Empty for a checkpoint that a run of ours wrote.
     """
 
     step: int

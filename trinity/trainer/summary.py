@@ -1,4 +1,4 @@
-"""What a trainer says at its end, also to a process without torch."""
+"""The result of the training loop; importing it needs no torch."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class Trainer:
         if self.step:
             await self._save(is_last=not self._stop.is_set())
         if self.config.mode == Mode.BOTH or self.is_complete:
-            await self.synchronizer.finish_trainer()  # separate explorers wait for a trainer that will continue
+            await self.synchronizer.finish_trainer()  # else a separate explorer waits for the resumed trainer
         await self._thread.call(self.uploads.finish, self._stop.is_set)
         return TrainSummary(self.step, self._checkpoint, self._stop.is_set(), self._metrics)
 
@@ -340,7 +340,7 @@ class Trainer:
         if self._is_saved(hf):
             return
         start = time.perf_counter()
-        # The weights first: an explorer that continues in between needs fewer of them, never others.
+        # Weights before the explorer's state: in between it may finish with some versions, but it requests no others.
         served = await self.publisher.served_weights(self.step)
         explorer_state = await self.synchronizer.explorer_state(self.config.explorer.name)
         state = self._state(tuple(sorted(served)))

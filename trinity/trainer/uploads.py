@@ -1,4 +1,4 @@
-"""Finished checkpoints are copied to an address, beside the training."""
+"""Copies of finished checkpoints at an address, made during training."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _logger = get_logger("trainer")
 class CheckpointUploads:
     """Copies the checkpoints of a job in a thread of its own.
 
-    Training never waits for it before its end, and never fails by it: what cannot be copied is told and counted, and
-    tried again with the next checkpoint and at the next start.
+    Training waits for it only at the end, and never fails because of it: what cannot be copied is logged and counted,
+    and tried again with the next checkpoint and at the next start.
 
     Args:
         job_dir: folder of the job.
-        address: under which each checkpoint is copied; empty: none is.
+        address: where each checkpoint is copied to; empty: none is copied.
         patience: bounds every wait; None: the default.
     """
 
@@ -84,7 +84,7 @@ class CheckpointUploads:
                 self._thread.start()
 
     def metrics(self) -> dict[str, float]:
-        """Return how many were copied, wait, and failed since the start."""
+        """Return numbers of copied and waiting checkpoints, and of failures."""
         if not self.address:
             return {}
         with self._changed:
@@ -95,7 +95,7 @@ class CheckpointUploads:
             }
 
     def finish(self, is_stopped: Callable[[], bool] = bool) -> None:
-        """Wait for what is still to be copied, and say what was not.
+        """Wait for what is still to be copied, and log what was not.
 
         Every copy ends, as each call to the store has a deadline.
 
@@ -160,7 +160,7 @@ class CheckpointUploads:
                 self._changed.notify_all()
 
     def _copy(self, step: int) -> bool | None:
-        """Return whether a checkpoint is copied; None: it is there no more."""
+        """Return whether a checkpoint is copied; None: it no longer exists."""
         folder = self._checkpoints.job_dir / f"global_step_{step}"
         target, begun = joined(self.address, folder.name), time.monotonic()
         patience = self._patience or Patience()

@@ -1,6 +1,6 @@
 """Model FLOPs utilisation of the policy's update.
 
-It is what an update computes, by what the devices could compute in that time.
+It is what an update computes, divided by what the devices could compute in that time.
 
 Chowdhery et al., "PaLM" (arXiv:2204.02311v5, appendix B): 6 N floating-point operations a token for the forward and
 the backward pass through N parameters, and attention besides. Here attention is causal, so that it costs half.
@@ -76,7 +76,7 @@ class ComputedTokens:
 def cost_of(model: PreTrainedModel) -> ModelCost | None:
     """Return what a model costs.
 
-    None where this cannot be said: of experts, images and layers without attention.
+    None where it is not known: for models with experts or images, and for layers without attention.
     """
     config: Any = model.config.get_text_config()
     found = vars(config)
@@ -98,7 +98,7 @@ def cost_of(model: PreTrainedModel) -> ModelCost | None:
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     """Return the FLOP/s of a device.
 
-    None where they are not known, or the products are not of 16 bits.
+    None where it is not known, or the products are not computed in 16 bits.
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return None

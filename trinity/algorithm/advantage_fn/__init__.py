@@ -1,8 +1,9 @@
 """Advantage functions.
 
 A plugin adds its own with `@ADVANTAGE_FN.register_module("name")`. The pipeline calls those on groups of experiences,
-the trainer calls the others with the tensors of a batch. Names with the same maths share a class. `verl_` marks veRL's
-functions, some of whose names mean something else here; those whose names are free are registered without it as well.
+the trainer calls the others with the tensors of a batch. Names with the same maths share a class. The prefix `verl_`
+marks veRL's functions, because some of their names mean something else here; the others are also registered under their
+name without the prefix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bases of advantage functions.
 
 A token-level function is called with the named tensors it needs; a group function processes a list of experiences
-in the experience pipeline, as an operator does (it has `process`, and needs not to inherit from one).
+in the experience pipeline, as an operator does (it has `process`, but need not inherit from an operator class).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class AdvantageFn(Declared):
     """Sets the advantages of experiences.
 
     Attributes:
-        compares_rollouts: it compares the rollouts of a task with each other, so that one alone says nothing. In the
-            trainer `__call__` tells it, by naming `uid`.
+        compares_rollouts: it compares the rollouts of a task with each other, so that one alone says nothing. For
+            a function that the trainer calls, a parameter `uid` of `__call__` says so.
         compares_steps: it compares the steps of rollouts that have several.
     """
 
@@ -40,7 +40,7 @@ class AdvantageFn(Declared):
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in a checkpoint; empty without state.
 
-        Tensors, numbers, texts, lists and dicts; without tensors for one that the experience pipeline calls.
+        It may hold tensors, numbers, texts, lists and dicts, but no tensors if the experience pipeline calls `process`.
         """
         return {}
 

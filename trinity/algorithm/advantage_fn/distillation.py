@@ -8,19 +8,19 @@ They measure how much more the teacher likes the sampled token than the policy d
                         J = (1 - beta) (s - m)                    estimator gradient
 
 s and t are the log-probabilities of the sampled token under the policy and the teacher, beta is `lambda_coef`. The
-first is minus the per-token k1 estimate of the reverse divergence (Agarwal et al., arXiv:2306.13649). beta 0 gives
-s - t in both forms of the second.
+first is minus the per-token k1 estimate of the reverse divergence (Agarwal et al., arXiv:2306.13649). With beta 0,
+where both formulas for J would give 0, J is s - t.
 
 The generalised Jensen-Shannon divergence of that paper (v3, eq. 1) is
 D = beta sum_y T (t - m) + (1 - beta) sum_y S (s - m) over the tokens y of the vocabulary, S = e^s and T = e^t. Its
 derivative by S(y) is (1 - beta) (s - m): the other terms cancel, because e^m = beta T + (1 - beta) S. So the policy
 gradient of `gradient` is that of D. The published J, `value`, sums the two parts of D at a token that the policy
-sampled. It is no such derivative: with beta 1/2 it is never positive, by the inequality of the arithmetic and geometric
+sampled. It is no derivative of D: with beta 1/2 it is never positive, by the inequality of the arithmetic and geometric
 mean, and 0 where policy and teacher agree, so that A rewards disagreement. `gradient` is the default of the algorithm
 type `jsd`.
 
-Where we differ: with beta 1, trinity-rft 0.6.0 takes J = t - s, which pushes away from the teacher; it is
-refused here.
+Where we differ: with beta 1, trinity-rft 0.6.0 takes J = t - s, which pushes away from the teacher; beta 1
+is refused here.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -81,7 +81,7 @@ class JSDAdvantage(TokenAdvantage):
             policy gradient is that of the divergence.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is outside its range.
     """
 
     summary = "minus the Jensen-Shannon estimate of the token, in the trainer (arXiv:2306.13649v3, eq. 1)"

@@ -32,7 +32,7 @@ class ClipBAdvantage(TokenAdvantage):
 
     Args:
         epsilon: added to the standard deviation of the scores.
-        mu: standard deviations of S below the mean that are kept, > 0.
+        mu: how many standard deviations S may lie below its mean before the token is clipped, > 0.
 
     Raises:
         ValueError: `mu` is not positive.
@@ -80,7 +80,7 @@ class ClipVAdvantage(TokenAdvantage):
 
     Args:
         epsilon: added to the standard deviation of the scores.
-        mu: standard deviations of E - S that are kept, > 0.
+        mu: a token is clipped where E - S exceeds `mu` times the standard deviation of E - S, > 0.
         max_frac: largest share of the batch's tokens that is clipped, those of the largest E - S, in (0, 1].
 
     Raises:

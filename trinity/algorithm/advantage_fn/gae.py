@@ -35,7 +35,7 @@ class GAEAdvantage(TokenAdvantage):
         lam: lambda, in [0, 1]; 1 gives returns minus values, 0 gives one-step errors.
 
     Raises:
-        ValueError: one of them is outside.
+        ValueError: `gamma` or `lam` is outside [0, 1].
     """
 
     summary = "whitened GAE, in the trainer (arXiv:1506.02438v6, eq. 16)"

@@ -2,14 +2,14 @@
 
     A = A_E + omega A_S  (eq. 8)
 
-A_E (eq. 3) compares the episodes of a task: the sum of a run's step rewards, minus the mean, divided by (F + epsilon).
+A_E (eq. 3) compares the rollouts of a task: the sum of a rollout's step rewards, minus the mean, over (F + epsilon).
 A_S (eq. 5 to 7) compares steps that start from the same state of the environment: the discounted return from that step
 on, minus the mean over the steps of equal state, divided by (F + epsilon). F is 1 (`none`) or the standard deviation
 (`std`).
 
-A group of one has mean 0 and F 1 in A_E, and 0 in A_S; a step without a state has 0 there too. Where no step of a run
-has a step reward, its last step has the run's reward, the others 0. Where we differ: steps are compared within
-a task, as in the paper; trinity-rft 0.6.0 compares equal states of the whole batch.
+In A_E a group of one has mean 0 and F 1. A_S is 0 for a step without a state, and for one whose state no other step
+has. Where no step of a rollout has a step reward, its last step gets the rollout's reward, the others 0. Where we
+differ: steps are compared within a task, as in the paper; trinity-rft 0.6.0 compares equal states of the whole batch.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from trinity.common.experience import Experience
 
 @ADVANTAGE_FN.register_module("gigpo")
 class GiGPOAdvantage(GroupAdvantage):
-    """Episode advantage plus omega times step advantage.
+    """Rollout advantage plus omega times step advantage.
 
     Args:
         omega: weight of the step advantage.
         gamma: discount a step, in [0, 1].
-        fnorm: `none` divides by 1, `std` by the unbiased standard deviation.
-        epsilon: added to the divisor.
+        fnorm: F is 1 for `none`, the unbiased standard deviation for `std`.
+        epsilon: added to F.
         step_reward_key: key of `Experience.info` with the reward of a step.
         env_state_hash_key: key of `Experience.info` with the identity of the state that a step starts from.
 
     Raises:
-        ValueError: another `fnorm`, or a `gamma` outside.
+        ValueError: an unknown `fnorm`, or a `gamma` outside [0, 1].
     """
 
     compares_steps = True
@@ -83,7 +83,7 @@ class GiGPOAdvantage(GroupAdvantage):
         """Set the advantages of one task; every experience is kept.
 
         Raises:
-            DataError: a run has neither step rewards nor a reward, or a step reward is no finite number.
+            DataError: a rollout has neither step rewards nor a reward, or a step reward is no finite number.
         """
         runs = runs_of(exps)
         rewards = [self._step_rewards(steps) for steps in runs]

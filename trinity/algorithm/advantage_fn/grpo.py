@@ -32,7 +32,7 @@ class GRPOGroupedAdvantage(GroupAdvantage):
         std_cal_level: standard deviation of the `group`, or of the whole `batch`.
 
     Raises:
-        ValueError: another `std_cal_level`.
+        ValueError: an unknown `std_cal_level`.
     """
 
     summary = "(reward - group mean) / (group standard deviation + epsilon) (arXiv:2402.03300v3, section 4.1.2)"
@@ -84,7 +84,7 @@ class GRPOGroupedAdvantage(GroupAdvantage):
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Set the advantages of all experiences; see `GroupAdvantage.process`."""
-        # A derived class may leave the argument out as long as it is not asked for.
+        # `batch_std` is passed only where it is needed: a derived class may define the method without it.
         is_of_batch = self.std_cal_level == "batch" and bool(exps)
         of_batch = (group_std([reward_of(exp) for exp in exps]),) if is_of_batch else ()
         survivors: list[list[Experience]] = []

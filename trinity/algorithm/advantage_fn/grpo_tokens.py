@@ -56,9 +56,9 @@ class GRPOAdvantage(GroupedTokenAdvantage):
 @ADVANTAGE_FN.register_module("verl_grpo")
 @ADVANTAGE_FN.register_module("verl_grpo_vectorized")
 class VerlGRPOAdvantage(GRPOAdvantage):
-    """`GRPOAdvantage` with a switch, under two names of veRL's.
+    """`GRPOAdvantage`, with or without division by the deviation.
 
-    The names are `verl_grpo` and `verl_grpo_vectorized`.
+    veRL's names for it are `verl_grpo` and `verl_grpo_vectorized`.
 
     Args:
         epsilon: added to the standard deviation.

@@ -26,7 +26,7 @@ class OPMDGroupAdvantage(RewardGroupAdvantage):
         tau: temperature of `logavgexp`, > 0, in units of the reward.
 
     Raises:
-        ValueError: another baseline, or tau <= 0.
+        ValueError: an unknown baseline, or tau <= 0.
     """
 
     summary = "reward - mean or log-mean-exp of the task (arXiv:2501.12599v4, section 2.3.2)"

@@ -36,7 +36,7 @@ class OPOAdvantage(TokenAdvantage):
     ) -> Advantages:
         """Return the advantages, also as returns, one value per response.
 
-        Only counted tokens have it.
+        Tokens that are not counted get 0.
         """
         scores = scores_of(token_level_rewards, action_mask)
         lengths = action_mask.sum(-1).tolist()

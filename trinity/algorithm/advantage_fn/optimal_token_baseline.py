@@ -6,8 +6,8 @@ Each response is weighted by how much its gradient varies.
     B_t = sum over the task (G W) / (sum over the task (W) + 1e-8),   A_t = G_t - B_t
 
 pi_t is the probability of the sampled token, rho_t the rollout importance weight (1 if not given); W approximates the
-squared norm of the gradient of the response's log-probability up to t. A group of one has no baseline, nor has the part
-of the longest response beyond the second longest. `tir` (tool-integrated reasoning) counts positions by the tokens
+squared norm of the gradient of the response's log-probability up to t. A group of one has no baseline (0), nor has the
+part of the longest response beyond the second longest. `tir` (tool-integrated reasoning) counts positions by the tokens
 that the policy produced, so that tool output does not shift them.
 
 Dimension key: B = responses, T = response positions, N = responses of one task.

@@ -2,10 +2,10 @@
 
     A_i = r_i - mean,  or  (r_i - mean) / (population standard deviation + epsilon)
 
-With `drop: balance`, negatives (rewards below the mean) beyond the number of positives are chosen at random; they get
-advantage 0 and do not count in mean and standard deviation. The choice is seeded by the group's id, so that it is the
-same in every run. Where we differ: a group of one keeps its reward (mean 0, standard deviation 1), as in `grpo`;
-trinity-rft 0.6.0 raises UnboundLocalError.
+If a group has more negatives (rewards below the mean) than positives, `drop: balance` drops the surplus, chosen at
+random: these rollouts get advantage 0 and do not count in mean and standard deviation. The choice is seeded by the
+group's id, so that it is the same in every run. Where we differ: a group of one keeps its reward (mean 0, standard
+deviation 1), as in `grpo`; trinity-rft 0.6.0 raises UnboundLocalError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RECGroupedAdvantage(GroupAdvantage):
         drop: `balance` drops surplus negatives; None keeps all.
 
     Raises:
-        ValueError: another `drop`.
+        ValueError: an unknown `drop`.
     """
 
     summary = "reward - mean, optionally without surplus negatives (arXiv:2509.24203)"

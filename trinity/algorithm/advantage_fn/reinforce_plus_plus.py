@@ -37,7 +37,7 @@ class REINFORCEPlusPlusAdvantage(TokenAdvantage):
         gamma: discount a token, in [0, 1].
 
     Raises:
-        ValueError: it is outside.
+        ValueError: `gamma` is outside [0, 1].
     """
 
     summary = "whitened reward to go, in the trainer (arXiv:2501.03262v9, eq. 4 and 5)"

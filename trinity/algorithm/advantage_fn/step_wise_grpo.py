@@ -1,10 +1,10 @@
 """GRPO for rollouts of several steps.
 
-The last step's reward is compared between runs, and every step gets the result.
+The last step's reward is compared between the rollouts of a task, and every step of a rollout gets the result.
 
-    A_run = (r_last - mean over the runs) / (standard deviation + epsilon)
+    A = (r_last - mean over the rollouts) / (standard deviation + epsilon)
 
-as in GRPO (arXiv:2402.03300v3, section 4.1.2), with runs in place of responses.
+as in GRPO (arXiv:2402.03300v3, section 4.1.2), with rollouts in place of responses.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from trinity.common.experience import Experience, group_by
 
 @ADVANTAGE_FN.register_module("step_wise_grpo")
 class StepWiseGRPOAdvantage(GroupAdvantage):
-    """Normalised reward of a run's last step, on all of its steps.
+    """Normalised reward of a rollout's last step, on all of its steps.
 
-    A task with one run has mean 0 and deviation 1.
+    A task with one rollout has mean 0 and deviation 1.
 
     Args:
         epsilon: added to the standard deviation.
-        enable_step_norm: divide by the number of steps of the run, so that long runs do not weigh more.
-        std_threshold: drop tasks whose standard deviation is at or below it, and tasks with one run; None keeps all.
+        enable_step_norm: divide by the number of steps of the rollout, so that long rollouts do not weigh more.
+        std_threshold: drop tasks whose standard deviation is at or below it, and those of one rollout; None keeps all.
         std_cal_level: standard deviation over the rollouts of the task (`group`), or over all rollouts of the `batch`.
 
     Raises:
-        ValueError: another `std_cal_level`.
+        ValueError: an unknown `std_cal_level`.
     """
 
     compares_steps = True
@@ -64,7 +64,7 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
         Return no experience if `std_threshold` drops the task.
 
         Raises:
-            DataError: the last step of a run has no reward.
+            DataError: the last step of a rollout has no reward.
         """
         runs = runs_of(exps)
         rewards = [reward_of(steps[-1]) for steps in runs]
@@ -102,5 +102,5 @@ class StepWiseGRPOAdvantage(GroupAdvantage):
 
 
 def runs_of(exps: list[Experience]) -> list[list[Experience]]:
-    """Return the experiences of each run, sorted by step."""
+    """Return the experiences of each rollout, sorted by step."""
     return [sorted(steps, key=lambda exp: exp.eid.step) for steps in group_by(exps, "run").values()]

@@ -61,7 +61,7 @@ class GroupedTokenAdvantage(TokenAdvantage):
     ) -> Advantages:
         """Return the advantages, also as returns, one value per response.
 
-        Only counted tokens have it.
+        Tokens that are not counted get 0.
         """
         scores = scores_of(token_level_rewards, action_mask)
         advantages = spread(by_group(scores, uid, self.compare), token_level_rewards, action_mask)

@@ -26,7 +26,8 @@ class KLFn(Declared, ABC):
 
     Attributes:
         needs: the log-probabilities that it reads; none for no KL term.
-        of_distributions: it compares whole distributions: the trainer computes it and calls `loss_of` or `lowered`.
+        of_distributions: it compares whole distributions over the vocabulary, not the sampled tokens only; the trainer
+            then computes the divergence and calls `loss_of` or `lowered`.
 
     Args:
         adaptive: move `kl_coef` towards `target_kl` (Ziegler et al., arXiv:1909.08593, section 2.2).
@@ -35,7 +36,7 @@ class KLFn(Declared, ABC):
         horizon: number of samples over which the adaptive coefficient moves by a factor of at most 1.2.
 
     Raises:
-        ValueError: adaptive without a positive `target_kl` and `horizon`, or another `kl_coef`.
+        ValueError: adaptive without a positive `target_kl` and `horizon`, or a `kl_coef` outside its range.
     """
 
     kind = "kl_fn"
@@ -155,7 +156,7 @@ class KLFn(Declared, ABC):
             kl_coef *= 1 + clip(current_kl / target_kl - 1, -0.2, 0.2) batch_size / horizon
 
         `current_kl` is the mean divergence of the `batch_size` samples. A fixed coefficient stays. A divergence that is
-        not finite changes nothing: the step that it comes from is skipped.
+        not finite is ignored: the optimizer step that it comes from is skipped.
         """
         if self.adaptive and math.isfinite(current_kl):
             assert self.target_kl is not None and self.horizon is not None, "checked by the constructor"

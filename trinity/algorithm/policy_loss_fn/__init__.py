@@ -1,6 +1,6 @@
 """Policy losses.
 
-`verl_` marks veRL's; those whose names are free are registered without it as well.
+The prefix `verl_` marks veRL's losses. Where the name without it is not taken, they are registered under that, too.
 """
 
 from __future__ import annotations

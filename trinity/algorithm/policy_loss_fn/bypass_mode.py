@@ -31,7 +31,7 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
 
     `old_logprob` holds the rollout's log-probabilities; weights and rejection come from logprob - old_logprob without
     its gradient, see `compute_rollout_correction`. `ppo_clip` takes no weights: its ratio corrects already.
-    Rejected tokens leave the denominators of the aggregation too, unless `counted_mask` says what is divided by.
+    Rejected tokens do not count in the divisors of the aggregation either, unless `counted_mask` says which tokens do.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -39,7 +39,7 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
         rollout_is: see `compute_rollout_correction`, also for the next four.
         rollout_is_threshold: bound of the weights.
         rollout_is_batch_normalize: divide the weights by their mean.
-        rollout_rs: what rejects tokens or responses.
+        rollout_rs: criterion that rejects tokens or responses.
         rollout_rs_threshold: bounds of the rejection.
         clip_ratio: see `VerlVanillaPolicyLossFn`, also for the next three.
         clip_ratio_low: lower bound of the ratio.

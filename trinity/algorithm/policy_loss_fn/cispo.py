@@ -19,12 +19,13 @@ from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 @POLICY_LOSS_FN.register_module("cispo")
 class CISPOPolicyLossFn(TokenLossFn):
-    """REINFORCE with clipped, held importance weights.
+    """REINFORCE with clipped importance weights.
 
         -A sg(clip(r, 1 - low, 1 + high)) logprob,   r = exp(logprob - old_logprob)
 
-    sg holds its argument, so that a clipped token keeps its gradient. CISPO of arXiv:2506.13585v1, eq. 4 and 5, with
-    the mask of eq. 6 and 7: tokens with A > 0 and r > 1 + mask high, or A < 0 and r < 1 - mask low, are left out.
+    sg stops the gradient, so that the weight is a constant and a clipped token is still trained. CISPO of
+    arXiv:2506.13585v1, eq. 4 and 5, with the mask of eq. 6 and 7: tokens with A > 0 and r > 1 + mask high, or A < 0 and
+    r < 1 - mask low, are left out.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -27,10 +27,9 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
 
     Clip-Cov of arXiv:2505.22617v1, eq. 11 and 12; see `token_covariance`. Candidates are tokens whose covariance is
     between the bounds and that the ratio does not clip already. max(1, `clip_cov_ratio` of the counted tokens) of them
-    lose loss and gradient. They are chosen at random by a generator that depends on the batch's sizes only, among
-    candidates sorted by covariance: the same batch gives the same loss, in whatever order its rows are. Means and
-    choice are those of the whole mini-batch, whose choice the trainer passes as `selected`; without it those of the
-    batch given.
+    get loss 0. They are chosen at random by a generator that depends on the batch's sizes only, among candidates sorted
+    by covariance: the same batch gives the same loss, in whatever order its rows are. Means and choice are over the
+    whole mini-batch: the trainer passes the chosen tokens as `selected`. Without it they are over the batch given.
 
     Args:
         backend: see `PolicyLossFn`.
@@ -113,7 +112,7 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         advantages: Float[Tensor, "B T"],
         **kwargs: Any,
     ) -> Bool[Tensor, "B T"]:
-        """Return the tokens that lose loss and gradient; see `PolicyLossFn`."""
+        """Return the tokens whose loss is set to 0; see `PolicyLossFn`."""
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         plain, clipped = self._surrogates(clamped_log_ratio(logprob.detach(), old_logprob), advantages)
         covariance = token_covariance(advantages, logprob, action_mask)

@@ -24,8 +24,8 @@ class DPPOLossFn(TokenLossFn):
     """-sg(min(r, c)) A logprob on the tokens inside the trust region, else 0.
 
     DPPO, arXiv:2602.04879v3, eq. 12, with the divergence between the two outcomes "this token" and "another" (total
-    variation eq. 13, KL eq. 14). A token that has left the region is kept where the step leads back.
-    r = exp(logprob - old_logprob); sg holds its argument.
+    variation eq. 13, KL eq. 14). A token outside the region is kept if its update leads back into it.
+    r = exp(logprob - old_logprob); sg stops the gradient.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -59,7 +59,7 @@ class VerlGeoMeanPolicyLossFn(PolicyLossFn):
     ) -> None:
         super().__init__(backend)
         self.clip_ratio = clip_bounds(clip_ratio, clip_ratio_low, clip_ratio_high, name="clip_ratio")
-        # The mean over all rows, for a trainer that adds up micro-batches by their share.
+        # A mean over all rows: the trainer weights each micro-batch by its share of the rows.
         self.loss_agg_mode = "seq-mean-token-sum"
 
     def __call__(  # type: ignore[override]

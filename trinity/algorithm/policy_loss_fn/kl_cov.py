@@ -26,8 +26,8 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         -A r + coef |logprob - old_logprob| on the tokens of highest covariance,   r = exp(logprob - old_logprob)
 
     KL-Cov of arXiv:2505.22617v1, eq. 13 and 14; see `token_covariance`. r is not clipped; the difference is clamped to
-    +-20. max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are those of the whole
-    mini-batch, whose choice the trainer passes as `selected`; without it those of the batch given.
+    +-20. max(1, `kl_cov_ratio` of the counted tokens) are penalised. Means and choice are over the whole
+    mini-batch: the trainer passes the chosen tokens as `selected`. Without it they are over the batch given.
 
     Args:
         backend: see `PolicyLossFn`.

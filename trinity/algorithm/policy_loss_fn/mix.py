@@ -25,7 +25,8 @@ class MixedLossFn(PolicyLossFn):
 
         (1 - mu) PPO(usual rows) + mu L(expert rows); a side without rows counts 0
 
-    The trainer takes the two sides as `parts`, each normalised over its own rows or tokens of the whole mini-batch.
+    Usual rows are the policy's own responses, expert rows are demonstrations. The trainer takes the two sides as
+    `parts`, each normalised over its own rows or tokens of the whole mini-batch.
 
     Called directly, for one micro-batch, the loss is (1 - mu) n_u w_u PPO + mu n_e w_e L: n is the number of rows of
     a side and 1 / w the number of its rows in the mini-batch on this rank, in units of the micro-batches over which the
@@ -73,7 +74,7 @@ class MixedLossFn(PolicyLossFn):
             )
         self.usual = usual
         self.expert = expert
-        # w makes the mean over micro-batches, weighted by rows, the sum over the mini-batch: a share of the rows.
+        # The trainer weights each micro-batch by its share of the rows; times w this gives the mean over a side's rows.
         self.loss_agg_mode = "seq-mean-token-sum"
         self.use_dynamic_bsz = use_dynamic_bsz
         self.num_batches = ppo_mini_batch_size // (ranks if use_dynamic_bsz else micro)

@@ -46,11 +46,11 @@ class PolicyLossFn(Declared, ABC):
     Attributes:
         convention: `trinity` or `verl`: a response without counted tokens stays in the mean over responses
             (`aggregate_loss`), or does not (`agg_loss`).
-        of_pairs: its rows are pairs, as of algorithm type dpo and no other.
+        of_pairs: its rows are pairs (chosen, rejected), which only algorithm type `dpo` has.
         of_rollout_logprobs: it takes the rollout's log-probabilities for the old ones, and corrects by itself.
-        in_bypass_mode: name of the policy loss that stands for it under `rollout_correction.bypass_mode`; of this class
-            alone, not of those that derive from it. "": it does not go with that.
-        names_in_bypass_mode: what its arguments are called there; others are left out.
+        in_bypass_mode: name of the policy loss that replaces it under `rollout_correction.bypass_mode`; derived classes
+            do not inherit it. "": none does, and unless `of_rollout_logprobs` is true, that mode is refused.
+        names_in_bypass_mode: names of its arguments in that policy loss; arguments without one are not passed.
         loss_agg_mode: how it is aggregated; None for `algorithm.loss_agg_mode`.
         zero_advantage_is_zero_loss: a response whose advantages are all 0 has neither loss nor gradient, so that the
             trainer may leave out its forward pass.
@@ -81,9 +81,9 @@ class PolicyLossFn(Declared, ABC):
     def parts(self, values: Mapping[str, Tensor]) -> tuple[LossPart, ...]:
         """Return the losses that this one is a weighted sum of.
 
-        A loss over all rows has none.
+        It is empty for a loss over all rows.
 
-        The trainer normalises each part over its own rows of the whole mini-batch, and then does not call the sum.
+        The trainer normalises each part over its own rows of the whole mini-batch, and does not call this loss itself.
 
         Args:
             values: tensors of the rows, by the names that `__call__` uses.

@@ -29,9 +29,9 @@ class RECPolicyLossFn(TokenLossFn):
 
         -A w logprob on the tokens that the clip mode keeps, plus the regulariser on all
 
-    arXiv:2509.24203. r = exp(logprob - old_logprob) of the token, for `gspo-one-side` with the mean log-ratio of the
-    response; w, r and the choice of tokens are held; logarithms of w and r are clamped to +-20. The loss is a mean over
-    tokens, for `gspo-one-side` the mean over responses of their means.
+    arXiv:2509.24203. r = exp(logprob - old_logprob) of the token; for `gspo-one-side` the exponent is its mean over the
+    response. No gradient flows through w, r and the choice of tokens; logarithms of w and r are clamped to +-20. The
+    loss is a mean over tokens, for `gspo-one-side` the mean over responses of their means.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -1,9 +1,9 @@
 """Soft adaptive policy optimisation, by Trinity's and veRL's convention.
 
-The paper's objective (arXiv:2511.20347v2, eq. 5) is differentiated through the gate: its gradient, eq. 7 and 8, weighs
+The paper's objective (arXiv:2511.20347v2, eq. 5) is differentiated through the gate: its gradient, eq. 7 and 8, weights
 that of the log-probability by 4 sigmoid(x) (1 - sigmoid(x)) r with x = tau (r - 1), which is 1 at the old policy and
-falls on both sides. So does veRL. A gate that is held weighs it by 2 / tau there, and by up to 4 / tau the more the
-policy has moved towards the response: nothing closes.
+falls on both sides. veRL does the same. With the gate as a constant (`is_gate_held`) the weight is 2 / tau at the old
+policy and rises towards 4 / tau as r grows, so that the gate never closes there.
 
 Dimension key: B = responses, T = response positions.
 """
@@ -77,7 +77,7 @@ class SAPOPolicyLossFn(TokenLossFn):
     ) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return the loss and the metrics `pg_loss`, `ppo_kl` and `gate/mean`.
 
-        The mean of the gate is 1 at the old policy.
+        `gate/mean` is twice the mean sigmoid, so that it is 1 at the old policy.
         """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = clamped_log_ratio(logprob, old_logprob)

@@ -21,8 +21,8 @@ class SFTISPolicyLossFn(TokenLossFn):
 
         -sg(p) log p,   p = exp(logprob)
 
-    Demonstrations are weighted as if a uniform policy had sampled them. Dynamic fine-tuning, arXiv:2508.05629; sg holds
-    its argument.
+    Demonstrations are weighted as if a uniform policy had sampled them. Dynamic fine-tuning, arXiv:2508.05629; sg stops
+    the gradient.
 
     Args:
         backend: see `PolicyLossFn`.

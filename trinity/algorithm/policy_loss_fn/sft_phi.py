@@ -21,7 +21,7 @@ class SFTPhiPolicyLossFn(TokenLossFn):
     """-sg(p (1 - p)) min(log p, log cutoff) with p = exp(logprob).
 
     The token weight phi of CHORD, arXiv:2508.11408, eq. 5 and 6: least for tokens that the policy is sure of, and for
-    those it finds impossible. Tokens above the cutoff probability have no gradient.
+    those it finds impossible. Tokens above the cutoff probability have no gradient. sg stops the gradient.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -44,9 +44,9 @@ class TokenLossFn(PolicyLossFn):
         action_mask: Bool[Tensor, "B T"],
         rollout_is_weights: Float[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the aggregated losses, each multiplied by its held weight.
+        """Return the aggregated losses, each multiplied by its weight.
 
-        Without weights the losses are aggregated as they are.
+        No gradient flows through the weights. Without weights the losses are aggregated as they are.
         """
         if rollout_is_weights is not None:
             losses = losses * counted(rollout_is_weights.detach(), action_mask)

@@ -25,7 +25,7 @@ class TOPRPolicyLossFn(TokenLossFn):
 
     arXiv:2503.14286v2, eq. 8: good responses are learned at full weight, bad ones are unlearnt only as far as the
     policy would still produce them. The ratio r = exp(logprob - old_logprob) is that of the token, where the paper has
-    that of the response. sg holds its argument.
+    that of the response. sg stops the gradient.
 
     Args:
         backend: see `PolicyLossFn`.

@@ -1,4 +1,4 @@
-"""A run's sample strategy, whose class may have the published constructor."""
+"""The sample strategy of a run, made with either form of constructor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def sample(strategy: SampleStrategy, step: int) -> Sampled:
     strategy.exp_buffer.step = step
     try:
         return await strategy.sample(step)
-    except StopAsyncIteration:  # of a published strategy
+    except StopAsyncIteration:  # published strategies raise it at the end
         return [], {}, []
 
 

@@ -21,14 +21,14 @@ from trinity.utils.declaration import Declared
 class SampleStrategy(Declared, ABC):
     """Chooses the experiences of a training step.
 
-    A constructor of which the first argument is called `source` gets source and batch size; every other one the section
-    `buffer`, and both are attached later.
+    A constructor whose first argument is called `source` gets source and batch size. Any other one, as of published
+    strategies, gets the section `buffer`; `attach` then sets source and batch size.
 
     Args:
         source: the trainer's experience buffer, or the section `buffer`.
         batch_size: rollouts a training step, or rows of a dataset (`buffer.train_batch_size`).
-        buffer_config: the section `buffer`, by the published name of the first argument.
-        kwargs: change nothing.
+        buffer_config: the section `buffer`; published strategies pass it under this name.
+        kwargs: ignored.
 
     Attributes:
         buffer_config: the section `buffer`; None where the constructor got the source.

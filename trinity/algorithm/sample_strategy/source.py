@@ -32,7 +32,7 @@ class ExperienceSource(Protocol):
 
 @runtime_checkable
 class AuxiliaryReader(Protocol):
-    """Demonstrations beside the source.
+    """A reader of demonstrations, in addition to the source.
 
     It reads one of `buffer.trainer_input.auxiliary_buffers`.
     """

@@ -44,7 +44,7 @@ def version_metrics(exps: list[Experience], step: int) -> dict[str, float]:
 def shown_rows(exps: list[Experience]) -> list[dict[str, Any]]:
     """Return `exps` as rows of a table of examples.
 
-    The advantage is the mean over the response; None where the trainer computes it of the whole batch.
+    The advantage is the mean over the response; None where the trainer computes it from the whole batch.
     """
     return [
         {
@@ -77,9 +77,9 @@ def _reward(exp: Experience) -> float:
 async def read_recent(
     source: ExperienceSource, num: int, *, trained_version: int, oldest: float
 ) -> tuple[list[Experience], int]:
-    """Return the next rollouts that are not too old, and how many were.
+    """Return the next rollouts that are not too old, and a count.
 
-    The number is that of the experiences that were dropped.
+    The count is that of the experiences that were dropped because they are too old.
 
     An experience whose `model_version` is below `oldest` is dropped, and with it the others of its rollout: recorded
     as such in the buffer, and not read again. Reading continues until there are `num` rollouts, or no more can come

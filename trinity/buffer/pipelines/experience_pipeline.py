@@ -49,7 +49,8 @@ class PipelineStep(Protocol):
 class Processed:
     """Result of the pipeline for an explore step, or for a part of one.
 
-    Attributes: experiences: the experiences to store.
+    Attributes:
+        experiences: the experiences to store.
         metrics: names without a prefix.
         fates: number of rollouts by fate: those of which no experience is left, and as `issued` those that operators
             added.

@@ -21,7 +21,7 @@ class Scale:
 
     Attributes:
         is_inverse: a smaller value means a higher score.
-        top: the largest possible value, if the smallest is 0; None: the range is that of the tasks' values.
+        top: the value with score 1, where 0 has score 0; None: the range is that of the tasks' values.
     """
 
     is_inverse: bool = False

@@ -27,7 +27,7 @@ class SelectedRows:
 
     Args:
         table: all rows.
-        numbers: those of the usable rows.
+        numbers: row numbers of the usable rows.
     """
 
     def __init__(self, table: Table, numbers: Sequence[int]) -> None:

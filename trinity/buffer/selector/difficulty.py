@@ -1,9 +1,9 @@
 """Tasks near a target difficulty, which is estimated online.
 
 The method is BOTS, of Q. Shen et al., "BOTS: A Unified Framework for Bayesian Online Task Selection in LLM
-Reinforcement Finetuning" (arXiv:2510.26374): a belief about every task that follows from explicit and implicit evidence
-and forgets, an interpolation between two reference models, and Thompson sampling. The arguments are those of
-Trinity-RFT's selector of this name. What is computed:
+Reinforcement Finetuning" (arXiv:2510.26374): a belief about every task, which is updated with explicit and implicit
+evidence and forgets older evidence, an interpolation between two reference models, and Thompson sampling. The arguments
+are those of Trinity-RFT's selector of this name. What is computed:
 
 Of every task k the belief about the model's pass rate is Beta(alpha_k, beta_k), with the prior Beta(1, 1). After a step
 in which the tasks B were attempted:
@@ -50,9 +50,10 @@ _logger = get_logger("buffer")
 class DifficultyBasedSelector(BaseSelector):
     """Rows with a pass rate near a target (BOTS, arXiv:2510.26374).
 
-    It learns from what the operator `pass_rate_calculator` tells of each explore step, and needs two `feature_keys`:
-    the pass rates of a weaker and of a stronger model. A choice is a function of the seed, of the number of rows chosen
-    before and of what was told so far. Within `dataset_size` rows of one call none comes twice.
+    It learns from what the operator `pass_rate_calculator` reports after each explore step, and needs two
+    `feature_keys`: the pass rates of a weaker and of a stronger model. A choice is a function of the seed, of the
+    number of rows chosen before and of what was reported so far. A call for up to `dataset_size` rows returns no row
+    twice.
 
     Arguments (`kwargs`):
         m: rollouts that the evidence of a step counts as, > 0.

@@ -1,4 +1,4 @@
-"""The selector of a reader, whose class may be a plugin's."""
+"""The selector of a reader, which may be built in or a plugin."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trinity.utils.declaration import entry_of
 
 
 def number_columns(settings: DataSelectorConfig) -> tuple[str, ...]:
-    """Return the columns that the selector reads numbers of.
+    """Return the columns from which the selector reads numbers.
 
-    A selector that does not say what its `feature_keys` hold may read anything there.
+    There are none if the selector does not declare that it reads numbers: its `feature_keys` may then hold anything.
     """
     cls = SELECTORS.get(settings.selector_type)
     bounds = entry_of(cls, kind="selector").num_features if isinstance(cls, type) else None
@@ -25,12 +25,12 @@ def number_columns(settings: DataSelectorConfig) -> tuple[str, ...]:
 
 
 class Selection:
-    """Asks a selector for rows, and holds it to what it must return.
+    """Asks a selector for rows, and checks what it returns.
 
     Args:
         data_source: the dataset.
         settings: which selector, and its settings.
-        seed: of the run, where the settings have the default seed.
+        seed: seed of the run, which is used if the settings have none.
         shuffle: choose `shuffle` in place of `sequential`.
 
     Attributes:
@@ -73,7 +73,7 @@ class Selection:
         return rows
 
     def feedback(self, **given: Any) -> None:
-        """Tell the selector how rows went: `indices`, `values`."""
+        """Pass results of rows to the selector: `indices` and `values`."""
         self.selector.feedback(**given)
 
     def state_dict(self) -> dict[str, Any]:

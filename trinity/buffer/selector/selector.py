@@ -19,8 +19,8 @@ from trinity.utils.declaration import Declared, declared_args
 class BaseSelector(Declared):
     """Chooses the next rows of a dataset; the reader counts epochs.
 
-    A selector overrides `get_indices` and the two functions of its state, or only `row_at`, where each choice is a
-    function of its position. A constructor of its own need not call this one if it overrides the former.
+    A selector overrides `get_indices`, `state_dict` and `load_state_dict`; or only `row_at`, if each choice depends on
+    the position alone. In the first case its constructor need not call this one.
 
     Args:
         data_source: the dataset: `dataset_size` usable rows, which are `dataset[i]`; a column is `dataset[name]`.
@@ -105,7 +105,7 @@ def make_selector(
     Args:
         data_source: the dataset.
         settings: which selector, and its settings.
-        seed: of the run, where the settings have none.
+        seed: seed of the run, which is used if the settings have none.
         shuffle: choose `shuffle` in place of `sequential`.
 
     Raises:
@@ -174,7 +174,7 @@ class RandomSelector(BaseSelector):
 
 
 def generator(seed: int, place: int) -> Any:
-    """Return the random generator of one choice, a function of both."""
+    """Return the random generator of one choice, seeded by seed and place."""
     # Imported late: the table of contents of selectors must not load numpy.
     import numpy as np
 

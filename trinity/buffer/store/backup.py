@@ -28,7 +28,7 @@ class JSONBackup:
         self.path = Path(path)
 
     def write(self, experiences: Iterable[Experience]) -> int:
-        """Append one line an experience; return how many.
+        """Append one line per experience; return the number of lines.
 
         Raises:
             StoreError: the file cannot be written (E5206).

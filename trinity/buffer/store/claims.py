@@ -40,8 +40,8 @@ class Limits:
     Attributes:
         n: rows at most.
         at_least: nothing is claimed if fewer are there.
-        max_version: leave rows of newer weights alone.
-        whole_rollouts: the two numbers count rollouts, each with all of its rows.
+        max_version: rows sampled by newer weights are not claimed.
+        whole_rollouts: `n` and `at_least` count rollouts, each of which is claimed with all of its rows.
     """
 
     n: int
@@ -69,7 +69,7 @@ def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease
 
 
 def take(connection: Connection, token: ConsumerToken, ids: Sequence[int], *, lease_s: float) -> None:
-    """Set rows claimed by the consumer of `token`."""
+    """Mark rows as claimed by the consumer of `token`."""
     values = {"state": CLAIMED, "claimed_by": token.consumer, "lease_until": clock(connection) + lease_s}
     for rows in of_ids(EXPERIENCE.c.id, ids):
         connection.execute(update(EXPERIENCE).where(rows).values(**values))
@@ -152,7 +152,7 @@ def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]
 
 
 def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> tuple[int, list[int]]:
-    """Return the number of first rollouts, at most `n`, and their ids.
+    """Return the number of the first rollouts, at most `n`, and their row ids.
 
     The rows of a rollout follow each other in the log: an explore step is appended sorted by id.
     """
@@ -163,8 +163,8 @@ def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: 
     ids: list[int] = []
     with ExitStack() as stack:
         streams = [stack.enter_context(connection.execute(statement.where(*conditions))) for conditions in wanted]
-        # Tuples are merged by their first item, the id, which no two rows share. There are no expired claims but in
-        # need, a value of a row by its name costs four times as much, and a row that is fetched alone twice as much.
+        # Tuples are merged by their first item, the id, which no two rows share. Rows are unpacked as tuples, since
+        # access by name takes four times as long, and fetched many at once, since one by one takes twice as long.
         rows = (itertools.chain.from_iterable(stream.partitions()) for stream in streams)
         for number, task, run in heapq.merge(*(map(tuple, each) for each in rows)):
             key = rollout_key(number, task, run)

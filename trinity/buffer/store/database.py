@@ -1,8 +1,8 @@
 """The open database of a store: engine, transactions and clock.
 
-A server may restart, or another take its place. Then a transaction waits for it, for `PATIENCE_S` at most, and a
-method that is `reconnecting` does its transaction again. One that was lost while it was committed is not done twice:
-the server knows how it ended.
+A server may restart or be replaced by another. Then a transaction waits for it, for `PATIENCE_S` at most, and a method
+that is `reconnecting` does its transaction again. A transaction whose connection was lost during the commit is not done
+twice: the server is asked how it ended.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ T = TypeVar("T")
 
 
 class LostConnectionError(StoreError):
-    """The database was lost in a transaction, and nothing of that holds."""
+    """The connection was lost, and the transaction has changed nothing."""
 
     default_code = "E5212"
 
 
 def reconnecting(method: Callable[P, T]) -> Callable[P, T]:
-    """Let a method do its transaction again when the database was lost.
+    """Make a method repeat its transaction after a lost connection.
 
-    The method is of an object with a `_database`, has one transaction, or one that changes something and others that
-    are `reconnecting` themselves, and changes nothing else before the transaction is committed.
+    The object of the method must have a `_database`. The method has one transaction; or one that changes something, and
+    others that are `reconnecting` themselves. It changes nothing else before the transaction is committed, so that it
+    can be repeated.
     """
 
     @functools.wraps(method)
@@ -130,7 +131,7 @@ class Database:
         """Begin a transaction that reads.
 
         Raises:
-            StoreError: as of `write`.
+            StoreError: see `write`.
         """
         with self._guard() as engine, self._connected(engine) as connection:
             yield connection.execution_options(**dialect.clock_options(self.clock))
@@ -159,7 +160,7 @@ class Database:
     def _is_committed(self, engine: Engine, mark: str) -> bool:
         """Return whether a transaction was committed.
 
-        Its connection was lost meanwhile.
+        It is asked after the connection was lost during the commit.
         """
         deadline = time.monotonic() + PATIENCE_S
         while True:

@@ -45,7 +45,7 @@ WRITE_LOCK = 0x7472696F
 PAGE_BYTES = 8192  # of SQLite: most payloads need one page beyond that of their row
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02  # while another process writes to SQLite
 CONNECT_S = 10  # for one attempt to connect to a server
-# Of libpq: a server that has vanished without a word is noticed within a minute.
+# Of libpq: a server that disappears without closing its connections is noticed within a minute.
 KEEPALIVE = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
 if hasattr(socket, "TCP_USER_TIMEOUT"):  # elsewhere libpq refuses it
     KEEPALIVE["tcp_user_timeout"] = 60_000
@@ -54,9 +54,9 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"smbfs"}
 )
 MOUNTS = Path("/proc/mounts")
-_PRIMARY = 0xFF  # of SQLite's codes, whose other bits say more
+_PRIMARY = 0xFF  # of SQLite's error codes: the other bits give details
 _POSTGRESQL_DISK_FULL = "53100"
-_POSTGRESQL_BUSY = ("55P03", "40P01")  # the lock was not to be had in time; a deadlock
+_POSTGRESQL_BUSY = ("55P03", "40P01")  # a lock was not available in time; a deadlock
 
 
 def open_engine(url: str, *, busy_timeout_s: float) -> tuple[Engine, Path | None]:
@@ -139,7 +139,7 @@ def has_row_locks(connection: Connection) -> bool:
 def new_ids(connection: Connection, table: Table, number: int) -> list[int]:
     """Return ids of `number` new rows, ascending.
 
-    The transaction is one that writes.
+    The transaction must be one that writes.
     """
     if connection.dialect.name == "postgresql":
         drawn = text("SELECT nextval(pg_get_serial_sequence(:name, 'id')) FROM generate_series(1, :number)")
@@ -151,7 +151,7 @@ def new_ids(connection: Connection, table: Table, number: int) -> list[int]:
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows, which all name the same columns.
 
-    SQLAlchemy looks at each value of each row, which takes longer than SQLite takes to write the row.
+    For SQLite the driver executes the statement: SQLAlchemy's processing of the values takes longer than the write.
     """
     if not rows:
         return
@@ -166,7 +166,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
 def _sqlite_insert(table: Table, names: tuple[str, ...]) -> tuple[str, Callable[[Any], Any], dict[str, Any]]:
     """Return the statement that inserts rows with the columns `names`.
 
-    With it comes what puts the values of a row in its order, and the defaults of other columns.
+    Also return a function that puts the values of a row in the statement's order, and the defaults of other columns.
     """
     compiled = insert(table).compile(dialect=sqlite.dialect(paramstyle="qmark"), column_keys=list(names))
     defaults: Any = {column.key: column.default for column in compiled.insert_prefetch}
@@ -177,8 +177,8 @@ def _sqlite_insert(table: Table, names: tuple[str, ...]) -> tuple[str, Callable[
 def begin_writing(connection: Connection) -> str | None:
     """Wait until no other process writes; return the transaction's id.
 
-    It is None where a commit cannot be in doubt. So the order of the log is that of the commits, as in SQLite, whose
-    transactions that write are alone anyway.
+    The id is None for SQLite, where it is always known how a commit ended. Since each writing transaction waits, the
+    order of the log is that of the commits. In SQLite only one transaction can write at a time anyway.
     """
     if connection.dialect.name != "postgresql":
         return None
@@ -212,12 +212,14 @@ def clock_options(given: Callable[[], float] | None) -> dict[str, Any]:
 def at_one_time(connection: Connection) -> Connection:
     """Let all statements of a connection see one state of the database.
 
-    It has no transaction yet. In PostgreSQL each would see what others have committed until then.
+    In PostgreSQL the connection must have no transaction yet; by default each statement would see what others have
+    committed before it.
     """
     if connection.dialect.name == "postgresql":
         return connection.execution_options(isolation_level="REPEATABLE READ")
     if connection.dialect.driver == "pysqlite" and not connection.in_transaction():
-        # The driver begins none for statements that read; where the store's own listener did, this does nothing.
+        # The driver begins no transaction for statements that read. If the store's listener has begun one, it is
+        # used.
         connection.begin()
         if not _has_begun(connection):
             connection.exec_driver_sql("BEGIN")
@@ -232,7 +234,7 @@ def _has_begun(connection: Connection) -> bool:
 def is_full(error: BaseException) -> bool:
     """Return whether a driver's error means that the disk is full."""
     code = getattr(error, "sqlite_errorcode", 0)
-    # SQLite says the second where the file that its processes share cannot grow.
+    # SQLite gives the second code if the file for its shared memory cannot grow.
     is_sqlite = code & _PRIMARY == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
     return is_sqlite or getattr(error, "sqlstate", None) == _POSTGRESQL_DISK_FULL
 
@@ -317,7 +319,7 @@ def _set_up_sqlite(connection: sqlite3.Connection, busy_timeout_s: float) -> Non
 def _begin_sqlite(connection: Connection, busy_timeout_s: float) -> None:
     """Begin a transaction; one that writes waits until no other does.
 
-    It looks more often than SQLite by itself, whose pauses are as long as the transactions that it waits for.
+    It polls more often than SQLite itself, whose pauses are as long as the transactions that it waits for.
     """
     if not connection.get_execution_options().get(WRITE, False):
         connection.exec_driver_sql("BEGIN")
@@ -335,6 +337,6 @@ def _begin_sqlite(connection: Connection, busy_timeout_s: float) -> None:
                 if not is_busy(error) or waited_s >= busy_timeout_s:
                     break
             time.sleep(min(max(waited_s / 50, FIRST_PAUSE_S), LONGEST_PAUSE_S))
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # the error is SQLAlchemy's
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # once more, for SQLAlchemy's error
     finally:
         driver.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}")

@@ -6,9 +6,10 @@
     consumer, in the transaction of a training step: trained, stale, filtered/<reason>
     store, when it finds a damaged payload:          failed/unreadable
 
-Each counts for itself, in all of its steps until one: a consumer that resumes at a cut takes back its later steps, and
-a producer's step is counted once, however often it is explored. What waits is counted in the rows themselves, so that
-the equation fails where a row is lost, or counted twice. One row of each rollout, `is_first`, stands for it.
+Each producer, each consumer and the store has its own totals, which add up over its steps: a consumer that resumes at
+step `cut` takes back the totals of later steps, and a producer's step is counted once, however often it is explored.
+Waiting rollouts are counted in the rows themselves, so that the equation fails if a row is lost or counted twice. One
+row of each rollout, which has `is_first` set, is counted for it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
 
 ISSUED, ENDED_TRAINED, STALE = "issued", "trained", "stale"
 MAX_COUNTED = 4096
-"""Waiting rollouts that are counted in the rows after each step; with more the equation is not looked at."""
+"""Most waiting rollouts that are counted in the rows after each step; with more, the equation is not checked."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,21 @@ class Owner:
         return cls("consumer", name)
 
     def where(self, scope: Scope) -> ColumnElement[bool]:
-        """Return the condition of the rows that it has counted."""
+        """Return the condition for its rows in the table `fate`."""
         return and_(scope.where(FATE), FATE.c.side == self.side, FATE.c.owner == self.name)
 
 
 STORE = Owner("store")
-_NEWEST = FATE.alias()  # one for all: conditions of a scope are kept for each table
+_NEWEST = FATE.alias()  # one alias for all statements: `Scope.where` caches its condition for each table
 
 
 def filtered(name: str) -> str:
-    """Return the fate of what `name` has left out."""
+    """Return the fate of a rollout that `name` has left out."""
     return f"filtered/{name}"
 
 
 def failed(kind: str) -> str:
-    """Return the fate of what gave nothing that can be trained."""
+    """Return the fate of a rollout that gave nothing that can be trained."""
     return f"failed/{kind}"
 
 
@@ -74,9 +75,9 @@ def of_drop(reason: str) -> str:
 
 
 def add(connection: Connection, scope: Scope, owner: Owner, *, step: int, counts: Mapping[str, int]) -> dict[str, int]:
-    """Add what happened to rollouts in `step`.
+    """Add what happened to rollouts in `step` to the owner's totals.
 
-    Return the owner's numbers until it.
+    Return these totals.
     """
     at, totals = _newest(connection, scope, owner, up_to=step)
     for fate, number in counts.items():
@@ -90,7 +91,7 @@ def add(connection: Connection, scope: Scope, owner: Owner, *, step: int, counts
 
 
 def until(connection: Connection, scope: Scope, owner: Owner, *, step: int) -> dict[str, int]:
-    """Return the owner's numbers until `step`."""
+    """Return the owner's totals up to and including `step`."""
     return dict(_newest(connection, scope, owner, up_to=step)[1])
 
 
@@ -170,7 +171,7 @@ def _num_waiting(connection: Connection, scope: Scope) -> int:
     return connection.scalar(_waiting(scope)) or 0
 
 
-# What is asked of a scope is asked at every step, and making a statement takes as long as its search.
+# The same statements are executed at every step, and building one takes as long as executing it.
 @functools.lru_cache(maxsize=64)
 def _waiting(scope: Scope) -> Any:
     """Return the statement for the number of waiting rollouts."""
@@ -181,7 +182,7 @@ def _waiting(scope: Scope) -> Any:
 
 
 def _newest(connection: Connection, scope: Scope, owner: Owner, *, up_to: int) -> tuple[int | None, Counter[str]]:
-    """Return the last step with numbers of an owner until `up_to`, and these."""
+    """Return an owner's last step with totals up to `up_to`, and the totals."""
     last = select(func.max(FATE.c.step)).where(owner.where(scope), FATE.c.step <= up_to).scalar_subquery()
     rows = connection.execute(
         select(FATE.c.step, FATE.c.fate, FATE.c.rollouts).where(owner.where(scope), FATE.c.step == last)
@@ -191,9 +192,9 @@ def _newest(connection: Connection, scope: Scope, owner: Owner, *, up_to: int) -
 
 @functools.lru_cache(maxsize=64)
 def _newest_of_all(scope: Scope) -> Any:
-    """Return the statement for the newest numbers of every owner.
+    """Return the statement for the newest totals of every owner.
 
-    It is one search of an index for each.
+    It takes one search of an index for each owner.
     """
     owners = union_all(
         select(literal("producer").label("side"), PRODUCER.c.producer.label("owner")).where(scope.where(PRODUCER)),

@@ -114,8 +114,8 @@ def producers(
 ) -> Producers:
     """Return the producers' state as seen by a trainer.
 
-    The trainer has published `trained_version`. Who waits for room in a buffer of `capacity` experiences appends as
-    soon as it sees that there is some.
+    `trained_version` is the newest version that the trainer has published. A producer that waits for room in a buffer
+    of `capacity` experiences does not count as waiting once there is room: it will append soon.
     """
     rows = connection.execute(select(PRODUCER.c.is_open, PRODUCER.c.wait_version).where(scope.where(PRODUCER))).all()
     waits = [row.wait_version for row in rows if row.is_open]
@@ -167,7 +167,7 @@ def unclaimed(scope: Scope, *, consumer: str) -> dict[str, Any]:
     """
     uses = [scope.where(STEP_EXP), STEP_EXP.c.consumer == consumer, STEP_EXP.c.uid == EXPERIENCE.c.uid]
     number = select(func.count(STEP_EXP.c.uid)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
-    # A sum: for the column itself databases go back through all steps to the one that names the row.
+    # `+ 0`: for the plain column, databases search backwards through all steps for one that names the row.
     last = select(func.max(STEP_EXP.c.step + 0)).where(*uses).correlate(EXPERIENCE).scalar_subquery()
     return {
         "state": case((number > 0, TRAINED), else_=READY),
@@ -285,7 +285,7 @@ def commit_step(connection: Connection, token: ConsumerToken, *, step: int, uids
 def num_waiting(connection: Connection, scope: Scope) -> int:
     """Return how many rows are neither trained nor dropped.
 
-    These rows fill a queue.
+    These rows count towards the capacity of a queue.
     """
     columns = EXPERIENCE.c
     waiting = and_(columns.state.in_((READY, CLAIMED)), columns.use_count == 0)

@@ -1,4 +1,4 @@
-"""What the store knows of those who append to it."""
+"""The state of the producers, who append experiences to the store."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ProducerBoard:
         bound: StalenessBound,
         in_flight: int = 0,
     ) -> UntrainedRollouts:
-        """Record whether `producer` begins a batch; return what is untrained.
+        """Record whether `producer` begins a batch; return the untrained rollouts.
 
         Both happen in one transaction. The producer begins a batch if `version`, which its engine serves, is new
         enough for `bound`. Otherwise, if it has no batch under way, it is recorded as waiting for
@@ -117,9 +117,9 @@ class ProducerBoard:
 
     @reconnecting
     def prune_waiting(self, buffer: str, producer: str, newest: NewestSteps, *, run: str, stage: str = "") -> int:
-        """Drop what `producer` appended long ago, where nobody takes it.
+        """Drop the oldest experiences of `producer` beyond the limit of `newest`.
 
-        Return the number of experiences.
+        This is for a log from which no consumer claims. Return the number of experiences.
         """
         with self._database.write() as connection:
             return newest.prune(connection, Scope(run, stage, buffer), producer=producer)

@@ -16,19 +16,20 @@ from trinity.utils.log import get_logger
 GIB = 1 << 30
 PRUNED = "pruned"
 
-# A sum: for the column itself SQLite may search the index of all trained rows, and not that of those with a payload.
+# `+ 0`: for the plain column, SQLite may search the index of all trained rows, and not that of rows with a payload.
 _STEP = EXPERIENCE.c.trained_step + 0
 
 _logger = get_logger("buffer.store")
 
 
 class Keeping:
-    """Says which payloads of trained or dropped experiences stay.
+    """Decides which payloads of trained or dropped experiences are kept.
 
-    Those that a resume needs, or that may be used again, always do. Of the others the oldest training steps go first.
+    Payloads that a resume needs, or that may be used again, are always kept. Of the others, those of the oldest
+    training steps are removed first.
 
     Args:
-        limit: bytes of the others, at most; None: all stay.
+        limit: most bytes of the others; None: all are kept.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -47,7 +48,7 @@ class Keeping:
         """
         if self.limit is None:
             return 0
-        # What a step used does not change any more once no resume goes back behind it; where rows are reused it does.
+        # The rows of a step do not change any more once no resume goes back before it, unless rows are reused.
         is_known = self._sizes is not None and self._sizes[0] == token and not is_reused
         sizes = self._sizes[1] if is_known and self._sizes else Counter[int]()
         newest = max(sizes, default=-1)
@@ -86,12 +87,12 @@ class Keeping:
 
 
 class NewestSteps:
-    """Says which explore steps of a producer stay that nobody trains on.
+    """Decides which explore steps are kept in a log that nobody trains on.
 
-    The oldest go first; the newest always stays.
+    The oldest are dropped first; the newest is always kept.
 
     Args:
-        limit: bytes of their payloads, at most; None: all stay.
+        limit: most bytes of their payloads; None: all are kept.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -101,7 +102,7 @@ class NewestSteps:
     def prune(self, connection: Connection, scope: Scope, *, producer: str) -> int:
         """Drop the oldest waiting experiences beyond the limit.
 
-        Return their number. Their texts and rewards stay.
+        Return their number. Only the payloads are removed; texts and rewards stay in the log.
         """
         if self.limit is None:
             return 0

@@ -1,4 +1,4 @@
-"""What a store says of its rows and steps."""
+"""Queries for the rows and steps of a store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class StoreQueries(ProducerBoard):
     def last_trainer(self, buffer: str, *, run: str, stage: str = "") -> str | None:
         """Return the consumer that committed the newest training step.
 
-        Return None before the first. A consumer's uses belong to its name, so its work is continued under this name.
-        Other jobs that train on the buffer as a queue of demonstrations have a slash in their names, and are left out.
+        Return None before the first. Claims and uses are recorded under the consumer's name, so a resumed run must use
+        the same name. Other jobs that train on the buffer as a queue of demonstrations have a slash in their names, and
+        are left out.
         """
         steps = TRAIN_STEP.c
         known = select(steps.consumer).where(Scope(run, stage, buffer).where(TRAIN_STEP), ~steps.consumer.contains("/"))

@@ -20,8 +20,8 @@ class ReadDecision:
     """What a read does.
 
     Attributes:
-        is_due: claim now; else wait.
-        takes_less: no more can come before newer weights, or the deadline is reached.
+        is_due: claim now; false: wait.
+        takes_less: claim an incomplete batch, because no more can come before newer weights or the deadline is reached.
         is_idle: the producers append nothing before newer weights, or are finished.
         is_closed: all producers are finished.
         is_over: nothing is left, and nothing will come.
@@ -53,7 +53,7 @@ def decide_read(
     """
     scope = Scope.of(token)
     with database.read() as connection:
-        # The state of the producers first: what they appended before it is then all visible to the claim.
+        # The state of the producers is read first, so that the claim sees all that they had appended by then.
         state = ledger.producers(connection, scope, trained_version=version, capacity=capacity)
         ledger.verify_token(connection, token)
     takes_less = is_last or state.is_idle
@@ -72,9 +72,9 @@ def decide_read(
 
 
 def _at_the_end(held: Held, *, is_last: bool, replay: Replay) -> ReadDecision:
-    """Return the decision on a read of a replay buffer at the end.
+    """Decide on a read of a replay buffer whose producers are finished.
 
-    Only a bounded trainer reuses its rollouts there.
+    Rollouts are then reused only if the trainer stops by itself (`Replay.is_bounded`).
     """
     ready = held.claimable
     if not replay.is_bounded:

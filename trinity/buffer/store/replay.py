@@ -114,14 +114,14 @@ def held(
     ).add_columns(columns.reward, columns.trained_step, columns.state)
     new = claims.claimable(connection, scope, consumer=consumer)
     rows = [
-        tuple(row)  # a value of a row by its name costs four times as much, and there are a thousand rows
+        tuple(row)  # access by name takes four times as long, and there are a thousand rows
         for conditions in (*new, _used(scope, consumer=consumer))
         for row in connection.execute(statement.where(*conditions, columns.payload_bytes.is_not(None)))
     ]
     rollouts: dict[tuple[Any, Any], BufferedRollout] = {}
     for number, task, run, version, use_count, reward, trained_step, state in sorted(rows):
         if max_version is not None and version is not None and version > max_version:
-            continue  # of a run that was rewound: it comes again, and takes no room before
+            continue  # of a run that was rewound: until its version is published again, it takes no room
         key = claims.rollout_key(number, task, run)
         if key in rollouts:
             rollouts[key].ids.append(number)

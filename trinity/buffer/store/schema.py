@@ -22,7 +22,7 @@ from trinity.common.schema.sql_schema import DROPPED
 from trinity.utils.log import get_logger
 
 _SCHEMA_NAME = "experience_store"
-_WITHOUT_FATES, _WITHOUT_BLOBS, _ANY_JSON = 2, 3, 4  # the versions before
+_WITHOUT_FATES, _WITHOUT_BLOBS, _ANY_JSON = 2, 3, 4  # older versions, by what sets them apart
 
 _logger = get_logger("buffer.store")
 
@@ -52,7 +52,7 @@ def create_schema(connection: Connection) -> None:
     if version == _WITHOUT_BLOBS:
         _move_payloads(connection)
         version = _ANY_JSON
-    if version == _ANY_JSON:  # its programs would take a payload in strict JSON for a damaged one, and drop it
+    if version == _ANY_JSON:  # older programs would drop a payload in strict JSON as damaged
         connection.execute(update(SCHEMA).where(SCHEMA.c.name == _SCHEMA_NAME).values(version=SCHEMA_VERSION))
         version = SCHEMA_VERSION
     if version != SCHEMA_VERSION:
@@ -77,11 +77,10 @@ def _add_indexes(connection: Connection) -> None:
 
 
 def _add_fates(connection: Connection) -> None:
-    """Add what an older program did not write.
+    """Add the column `is_first` and the table `fate`, which older logs lack.
 
-    That is which row stands for a rollout, and what happened to rollouts.
-
-    What operators filtered and what failed before is not known: the counts begin with what is in the log.
+    How many rollouts operators filtered and how many failed before is not known: the counts begin with the rollouts
+    that are in the log.
     """
     _logger.info("the experience store gets the table `fate`; a long history takes minutes, once")
     EXPERIENCE.metadata.create_all(connection, tables=[FATE])
@@ -100,9 +99,8 @@ def _add_fates(connection: Connection) -> None:
 def _move_payloads(connection: Connection) -> None:
     """Move the payloads of an older program to their own table.
 
-    It had them in the rows of `experience`.
-
-    The column stays, empty: databases take long to remove one, or cannot.
+    Older logs have them in the rows of `experience`. The column there stays, empty: databases take long to remove one,
+    or cannot.
     """
     _logger.info("the payloads of the experience store get a table of their own; many of them take minutes, once")
     EXPERIENCE.metadata.create_all(connection, tables=[BLOB])

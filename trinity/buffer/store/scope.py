@@ -1,4 +1,4 @@
-"""The rows that belong together, and how many a statement names."""
+"""Scopes of rows, and conditions for many rows by id."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ step that will train it:
     engine's version < required_version: the producer waits; otherwise it begins the batch
 
 Where tasks begin one by one, a batch here is one task (see `UntrainedRollouts.room`). Tasks reach the log in the order
-in which they end, so the bound is one of numbers: when a task begins, the rollouts that began before it and are not
+in which they end, so the bound counts rollouts: when a task begins, the rollouts that began before it and are not
 trained fit, with its own, into the steps until `last_step`. A task that others overtake is trained in a later step, and
-they in an earlier one: every exchange leaves the sum of the ages as it is, so that their mean keeps the bound, as it
-does where every rollout is trained in its turn.
+they in an earlier one: such an exchange does not change the sum of the stalenesses, so that their mean keeps the bound
+as if all rollouts were trained in the order in which they began.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class UntrainedRollouts:
         """Return the oldest version that may let a waiting batch begin.
 
         That is `required_version`, but at most the version of the next step, after which the producer looks again. The
-        version of `step` itself may still be on its way when the step is committed. Who waits for that one will append,
-        so the next step must not be trained with less.
+        version of `step` itself may still be on its way when the step is committed. A producer that waits for it will
+        append, so the next step must not be trained with an incomplete batch.
         """
         return min(self.step + 1, self.required_version(bound, in_flight=in_flight))
 

@@ -30,7 +30,7 @@ from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger, redact
 
 LEASE_S = 3600.0
-FIRST_POLL_S = 0.01  # of a read; each further pause is twice as long, up to `POLL_S`: a short wait ends in time
+FIRST_POLL_S = 0.01  # first pause of a read; each further one is twice as long, up to `POLL_S`
 UNREADABLE = "unreadable"
 
 SETTING = "buffer.trainer_input.experience_buffer.path"  # as the messages of this package call it
@@ -52,7 +52,7 @@ class ExperienceStore(StoreQueries):
         capacity: experiences that wait to be trained, beyond which `wait_for_room` waits; None: any number.
         replay: how trained experiences are used again; None: each is trained once.
         clock: seconds since 1970, for leases and pauses; None: the clock of the database.
-        setting: where the place was written, a key or an option, for messages.
+        setting: the key or option that gave `url`, for messages.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class ExperienceStore(StoreQueries):
     ) -> AppendResult:
         """Append the experiences of an explore step and finish the step.
 
-        Both happen in one transaction. Rows are sorted by id. A step that the producer has already finished stays as it
-        is: what was explored again may differ in turns and tasks, and would be trained in addition. Ids that the log
-        has are left out. An empty list records an empty step. A `snapshot` of the producer is kept with the step, and
-        what happened to the step's rollouts: `counts`, by fate, of all that it issued; None: of these alone.
+        Both happen in one transaction. Rows are sorted by id. A step that the producer has already finished does not
+        change: experiences of a repeated step may differ in turns and tasks, and would be trained in addition. Ids that
+        the log has are left out. An empty list records an empty step. A `snapshot` of the producer is stored with the
+        step, and so are `counts`: all rollouts that it issued, by fate; None: it issued these alone.
 
         Raises:
             DataError: a reward is not a finite number, or two experiences have one id; nothing is appended.
@@ -170,10 +170,10 @@ class ExperienceStore(StoreQueries):
     def complete_backup(
         self, buffer: str, *, run: str, producer: str, stage: str = "", backup: JSONBackup | None = None
     ) -> int:
-        """Append to a text copy what is only in the log.
+        """Append to a text copy the experiences that are only in the log.
 
-        It is that of the store unless `backup` is given. This is needed where a run ended between writing the log and
-        its copy. Return the number of lines.
+        The copy is that of the store unless `backup` is given. This is needed if a run ended between writing both.
+        Return the number of lines.
 
         Raises:
             StoreError: the log or the copy cannot be used.
@@ -191,7 +191,7 @@ class ExperienceStore(StoreQueries):
 
     @reconnecting
     def open_consumer(self, buffer: str, consumer: str, *, run: str, cut: int, stage: str = "") -> ConsumerToken:
-        """Return the right to claim as `consumer`; older tokens of it end.
+        """Return a token to claim as `consumer`; its older tokens become invalid.
 
         Rows that the consumer claimed, or trained or dropped in steps after `cut`, are ready again.
 
@@ -220,9 +220,9 @@ class ExperienceStore(StoreQueries):
         Args:
             token: from `open_consumer`.
             n: how many at most.
-            lease_s: after that another consumer may take them.
-            at_least: all or nothing below this number.
-            max_version: leave experiences of newer weights alone.
+            lease_s: seconds after which another consumer may take them.
+            at_least: claim none if fewer are ready.
+            max_version: do not claim experiences of newer weights.
             whole_rollouts: count rollouts, each with all of its experiences.
 
         Raises:
@@ -264,7 +264,7 @@ class ExperienceStore(StoreQueries):
     def _with_payloads(self, token: ConsumerToken, ids: Sequence[int]) -> Sequence[Any]:
         """Return (id, uid, payload) of rows that `token` has claimed.
 
-        Others write meanwhile. What is claimed does not change, unless the lease has ended (E5204).
+        Others may write meanwhile, but claimed rows do not change unless the lease has ended (E5204).
         """
         with self._database.read() as connection:
             ledger.verify_token(connection, token)
@@ -272,7 +272,7 @@ class ExperienceStore(StoreQueries):
 
     @reconnecting
     def release(self, token: ConsumerToken, uids: Sequence[str]) -> None:
-        """Return claimed experiences to ready, unused.
+        """Give up claims: experiences are ready again, or trained as before.
 
         Raises:
             StoreError: fenced (E5203), or a row is not claimed (E5204).

@@ -32,9 +32,8 @@ class Fates:
     def metrics(self) -> dict[str, float]:
         """Return the numbers as metrics: `fate/...` and `perf/fate/waiting`.
 
-        The first are the caller's own.
-
-        What waits depends on how fast explorer and trainer are, as everything under `perf/`.
+        The first are the caller's own. The number of waiting rollouts depends on the speed of explorer and trainer,
+        like all metrics under `perf/`.
         """
         own = {f"fate/{name}": float(number) for name, number in self.own.items()}
         return own | {"perf/fate/waiting": float(self.waiting)}
@@ -51,7 +50,7 @@ class AppendResult:
 
     Attributes:
         appended: experiences that are now ready.
-        duplicates: experiences left out: the store has their step, or them.
+        duplicates: experiences left out because the store already has them or their explore step.
         quarantined: experiences above the size limit, recorded as dropped (`oversize`).
         fates: of the buffer's rollouts after it; `own` are those of the producer until this step.
     """
@@ -88,11 +87,11 @@ class Batch:
     """What a read returned.
 
     Attributes:
-        experiences: claimed experiences in the order of the log; empty if all producers wait for the next
-            weights and nothing is left, or if the buffer is closed.
+        experiences: claimed experiences in the order of the log, or by priority with a replay buffer; empty if all
+            producers wait for the next weights and nothing is left, or if the buffer is closed.
         is_complete: as many as asked for, experiences or rollouts.
         is_closed: empty, and all producers are finished.
-        evicted: experiences that left a full replay buffer for it.
+        evicted: experiences that this read removed from a full replay buffer.
     """
 
     experiences: list[Experience]
@@ -120,7 +119,7 @@ def num_rollouts(experiences: Sequence[Experience]) -> int:
 
 
 def rollout_keys(experiences: Sequence[Experience]) -> set[str]:
-    """Return what tells the rollouts apart, which the log counts one by one."""
+    """Return the keys of the rollouts that the experiences belong to."""
     return {rollout_key(experience) for experience in experiences}
 
 

@@ -1,4 +1,4 @@
-"""What the log lets in: ordered, unique, finite, and as rows."""
+"""Checks experiences and makes them rows before they are appended."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from trinity.common.errors import EngineError
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer.
+    """One response of a server.
 
     Attributes:
         text: text of the response; empty if it only calls tools.

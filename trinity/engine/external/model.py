@@ -76,10 +76,10 @@ def external_settings(config: Config, section: InferenceModelConfig, *, key: str
 
 
 class ExternalModel:
-    """Gets answers from a server; see `InferenceModel`.
+    """Gets responses from a server; see `InferenceModel`.
 
-    The token ids of an answer are the server's if it returns them (vLLM's `return_token_ids`), else its text encoded by
-    the tokenizer of `model_path`; `info["token_ids"]` says which: `server` or `tokenizer`. Log-probabilities are
+    The token ids of a response are the server's if it returns them (vLLM's `return_token_ids`), else its text encoded
+    by the tokenizer of `model_path`; `info["token_ids"]` says which: `server` or `tokenizer`. Log-probabilities are
     present if the section asks for them (`logprobs: 1`) and the server returns one for each token.
 
     Args:

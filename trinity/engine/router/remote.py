@@ -106,7 +106,7 @@ class RemoteEngine:
         temperature: float | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Experience:
-        """Return a conversation as an experience whose actions are its answers."""
+        """Return a conversation as an experience whose actions are its responses."""
         given = (messages, tools, temperature, template_args)
         experience: Experience = await self._call("convert_messages_to_experience", *given)
         return experience

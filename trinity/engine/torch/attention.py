@@ -28,7 +28,7 @@ EXACT_KEYS = 512
 """Number of keys multiplied in the wide data type; sums over different numbers of keys then round alike."""
 _BLOCK = 1024
 _SCORES = 1 << 22
-"""Scores of one block where bits are not exact: a block of all keys takes no copies of parts of them."""
+"""Most scores of one block where bits are not exact: a block that holds all keys needs no copies of parts of them."""
 _TILE = 1 << 19
 """Elements of keys widened at once: they stay in the processor's cache between conversion and product."""
 _HIDDEN = -1e30  # not -inf: a block of hidden keys only must give finite numbers, whose weight is then 0
@@ -52,8 +52,9 @@ class NumberTypes:
     def of(cls, dtype: torch.dtype, device: torch.device, *, is_exact: bool = True) -> NumberTypes:
         """Return the types for weights of `dtype`.
 
-        Products and sums are float32. On a CPU, float32 weights have float64 ones where bits are exact, and other
-        weights have products in their own type where they are not, as in training.
+        Products and sums are float32, with two exceptions on a CPU. If `is_exact`, float32 weights have float64 ones
+        (products of the first `EXACT_KEYS` keys only). If not, products have the data type of the weights, as in
+        training.
         """
         if device.type != "cpu":
             return cls(torch.float32, torch.float32, is_exact)
@@ -108,7 +109,10 @@ def hidden_after(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def whole_blocks(num_keys: int) -> int:
-    """Return `num_keys` rounded up to whole blocks; on a CPU, the bits stay."""
+    """Return `num_keys` rounded up to whole blocks.
+
+    On a CPU, attention gives bitwise identical results with the hidden keys that this adds.
+    """
     return EXACT_KEYS + max(0, -(-(num_keys - EXACT_KEYS) // _BLOCK)) * _BLOCK
 
 

@@ -170,7 +170,7 @@ class RunningBatch:
         self._draw(rows, range(rows.stop), logits)
 
     def go_on_with(self, model_version: int) -> None:
-        """Record that newer weights sample from here on, also the rows in slots.
+        """Record that newer weights sample all further tokens of all rows.
 
         Their cache is kept. The logprobs of later tokens are computed from it and recorded, so they are those of the
         distribution that was sampled. Recomputing it would prefill everything in progress.

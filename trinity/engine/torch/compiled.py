@@ -1,7 +1,7 @@
 """Decoding steps by compiled kernels, for runs that are not deterministic.
 
-A step of a small model is some sixty small operations a layer, which read and write more than its products. Here the
-products are the library's, and four kernels do everything between them.
+A step of a small model has some sixty small operations per layer, which read and write more memory than its matrix
+products. Here the matrix products are the library's, and four compiled kernels do everything between them.
 
 Dimension key: B = rows, V = vocabulary, d = hidden size, D = head size.
 """

@@ -95,7 +95,7 @@ class Decoder(Protocol):
     def targets(self) -> Mapping[str, Tensor]:
         """Return the weights by Hugging Face name, as writable views.
 
-        They hold until the next pass: a decoder may then lay its weights out otherwise.
+        The views are valid until the next pass, in which a decoder may change the layout of its weights.
         """
 
     def optional_names(self) -> frozenset[str]:
@@ -129,17 +129,17 @@ class SeeingDecoder(ExtendingDecoder, Protocol):
 
     Attributes:
         image_token: the token that stands for a part of an image in a prompt.
-        merge_size: patches of a token, in each direction.
+        merge_size: image patches of one token, in each direction.
     """
 
     image_token: int
     merge_size: int
 
     def look(self, prompt: Sequence[int], pictures: Mapping[int, Picture], *, start: int) -> Sight:
-        """Return what the tokens of a prompt from `start` on are computed from.
+        """Return inputs and positions of the tokens of a prompt from `start` on.
 
         Args:
             prompt: tokens, negative ones for images (`Picture.tokens`).
             pictures: the images by their number.
-            start: the tokens before are in the cache.
+            start: the tokens before it are in the cache.
         """

@@ -23,13 +23,13 @@ from trinity.engine.torch.transfer import upload
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """What a decoder has seen of a prompt with images.
+    """What a prompt with images is computed from; see `SeeingDecoder.look`.
 
     Attributes:
-        inputs: what stands for the tokens from `start` on in the place of their embeddings, [P - start, d].
+        inputs: vectors [P - start, d] of the tokens from `start` on: embeddings, or features of an image at its tokens.
         positions: rotary positions of all tokens in time, height and width, [3, P].
         start: the first token of `inputs`.
-        shift: rotary position of the token after the prompt, less its place.
+        shift: rotary position of the token after the prompt, minus its index.
     """
 
     inputs: Tensor
@@ -40,9 +40,9 @@ class Sight:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of a prompt that continue what is known of it.
+    """Consecutive tokens of a prompt, to be computed in one pass.
 
-    The keys and values before are known, or computed in the same pass.
+    The keys and values of the tokens before them are known, or computed in the same pass.
 
     Attributes:
         tokens: the tokens.
@@ -51,7 +51,7 @@ class Piece:
             computed; the pass fills what follows.
         last: position of the prompt's last token, if it is in this piece and its logits are wanted; tokens after it are
             padding.
-        sight: what was seen of the prompt, if it has images; `tokens` are then only counted.
+        sight: what the prompt is computed from, if it has images; the values in `tokens` then have no influence.
     """
 
     tokens: Sequence[int]

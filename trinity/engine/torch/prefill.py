@@ -1,4 +1,4 @@
-"""From prompts to logits and keys and values, through the prefix cache.
+"""Prefill: logits, keys and values of prompts, using the prefix cache.
 
 Dimension key: V = vocabulary.
 """
@@ -33,7 +33,7 @@ class Prefill:
     With fixed shapes a pass of the fast path always has the same number of tokens, in pieces that begin at a multiple
     of `BLOCK_TOKENS`. So the bits of a token's keys and values are a function of the prompt up to that token,
     whichever pass computed them: they are the same with and without the cache. A prompt with images is always computed
-    in pieces; equal images have equal tokens in it, and only they.
+    in pieces. Its image tokens equal those of another prompt if, and only if, the images are equal.
 
     Args:
         decoder: the model.

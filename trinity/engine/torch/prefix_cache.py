@@ -29,9 +29,9 @@ class PrefixTotals:
     Attributes:
         lookup_tokens: tokens of the prompts that were looked up.
         hit_tokens: those of them whose keys and values were there.
-        bypassed_tokens: tokens computed without a look-up: those of a model that keeps another state, and of sequences
-            whose log-probabilities are asked for, each of which needs a forward pass.
-        evicted_blocks: blocks that gave way to others.
+        bypassed_tokens: tokens computed without a look-up: those of a model whose state is not keys and values, and of
+            sequences whose log-probabilities are asked for, each of which needs a forward pass.
+        evicted_blocks: blocks that were removed to make room for others.
     """
 
     lookup_tokens: int = 0
@@ -85,7 +85,8 @@ class PrefixCache:
     def find(self, tokens: Sequence[int], version: int) -> list[Tensor]:
         """Return the blocks [N, H, T, D] of the longest cached prefix of `tokens`.
 
-        They are those of the weights of `version`. The last token is never among them: somebody wants its logits.
+        They are those of the weights of `version`. The last token is never among them, since its logits have to be
+        computed.
         """
         self._take_version(version)
         path = self._path(tokens, (len(tokens) - 1) // BLOCK_TOKENS)
@@ -165,8 +166,8 @@ class PrefixCache:
     def _evict(self) -> None:
         """Free the leaf that was used least recently.
 
-        It is none of this tick, whose blocks are a path shorter than the limit: a prefix does not push out its own
-        beginning.
+        It was not used in this tick: the blocks that were form a path that is shorter than the limit. So a prefix does
+        not evict its own beginning.
         """
         while not _is_current(self._leaves[0]):
             heapq.heappop(self._leaves)

@@ -26,7 +26,7 @@ class Request:
         ids: identity of each sample, which orders the rows of a deterministic round.
         loop: the event loop of the caller.
         future: gets the list of samples.
-        listener: takes each token when it is read; None: nobody does.
+        listener: called with each token that is read; None: there is no listener.
         prefill: version of the weights, logits [V] and cache of the prompt, while rows of it wait for a slot.
         num_admitted: rows that have got a slot.
         samples: finished samples by index.

@@ -1,6 +1,6 @@
 """The slow fallback: one Hugging Face cache and one call per row.
 
-The cache may hold anything.
+The cache may be of any type.
 
 Dimension key: B = rows of a step, G = prompts, P = prompt tokens, V = vocabulary.
 """

@@ -1,5 +1,7 @@
 """Prompts with one copy of keys and values for all responses of a group.
 
+Their keys and values are on shelves: tensors that hold several prompts, each padded to the width of the shelf.
+
 Dimension key: E = prompts of a shelf, H = key-value heads, W = positions of a prompt, D = head size,
 B = rows of a step, R = rows whose prompts are on one shelf, G = prompts of a prefill, P = prompt tokens,
 M = queries of a row and key head, N = keys and values of all layers, T = tokens of a part.

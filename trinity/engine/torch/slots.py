@@ -1,6 +1,6 @@
 """The state of the rows in slots, as tensors on the device.
 
-It has last token, length and sampling parameters.
+It consists of the last token, the length and the sampling parameters of each row.
 
 Dimension key: S = slots, B = rows of a step.
 """

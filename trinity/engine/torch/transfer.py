@@ -1,4 +1,4 @@
-"""Small transfers between host and device without waiting for its queue."""
+"""Small transfers between host and device, without a wait for queued work."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class VisionDecoder(FastDecoder):
         return dict(super().targets()) | own
 
     def look(self, prompt: Sequence[int], pictures: Mapping[int, Picture], *, start: int) -> Sight:
-        """Return what the tokens from `start` on are; see `SeeingDecoder`."""
+        """Return inputs and positions from `start` on; see `SeeingDecoder`."""
         numbers = {image_number(token)[0] for token in prompt if token < 0}
         positions = rotary_positions(len(prompt), places_of(prompt, [pictures[number] for number in numbers]))
         rest = prompt[start:]

@@ -31,7 +31,7 @@ async def ask(
         key: noise key of the sample.
         forced: tokens to take in place of samples; None: the prompt is not scored.
         stops: the stop strings that vLLM looks for.
-        stop_ids: the tokens that end an answer.
+        stop_ids: the tokens that end a response.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind

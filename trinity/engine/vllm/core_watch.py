@@ -18,7 +18,7 @@ logger = get_logger("explorer")
 
 PROBE_KEY = "explorer.engine_probe_timeout"
 LOOKS = 5
-"""Looks at the processes within `answer_s`: after a suspension of this process itself, a single look says nothing."""
+"""Checks of the processes within `answer_s`: if this process itself was suspended, a single check means nothing."""
 STILL_FRAC = 0.01
 """Share of a processor below which a sleeping process makes no progress."""
 

@@ -1,7 +1,7 @@
 """The calls of a worker whose model reads images, which come prepared.
 
 vLLM imports this module by name in the worker's process, before it asks for the sizes of images. On a CPU vLLM's own
-preparation is left out: it is not used (see `pictures`), and asks for torchvision, whose usual build needs CUDA.
+preparation is left out: it is not used (see `pictures`), and needs torchvision, whose usual build needs CUDA.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _UNUSED = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2",
 
 @contextmanager
 def _spared_torchvision() -> Iterator[None]:
-    """Let modules that name torchvision be imported where it is missing.
+    """Let modules that import torchvision be imported where it is missing.
 
-    What they would do with it is not done: vLLM's model file imports transformers' preparation for one function of
-    sizes. The empty modules are gone after the import, so nobody takes them for the package.
+    They do not use it here: vLLM's model file imports transformers' image preparation only for a function that computes
+    sizes. The empty modules are removed after the import, so that no other code takes them for the package.
     """
     if importlib.util.find_spec(_UNUSED[0]) is not None:
         yield
         return
-    import transformers  # noqa: F401 (it notes what is installed, and must find nothing)
+    import transformers  # noqa: F401 (it records which packages are installed, and must not find the empty modules)
 
     made = {name: ModuleType(name) for name in _UNUSED}
     for name, module in made.items():

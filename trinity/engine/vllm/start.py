@@ -84,7 +84,7 @@ def trial_of(facts: ModelFacts, dtype: torch.dtype) -> tuple[str, list[str], lis
 
 
 def difference(before: list[float], after: list[float], *, dtype: torch.dtype) -> str | None:
-    """Return how log-probabilities differ that should not, or None.
+    """Return how log-probabilities that should be equal differ, or None.
 
     Args:
         before: those of a sequence before a reload of the same weights.

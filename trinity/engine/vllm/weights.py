@@ -103,8 +103,8 @@ def written_weights(
 ) -> Iterator[tuple[str, str]]:
     """Yield path and digest of a safetensors file in memory with `weights`.
 
-    It holds what the model's folder would hold. The file has no name in a folder, so it ends with this process, however
-    that ends.
+    It holds what the model's folder would hold. The file has no name in a folder, so it disappears with this process,
+    however that ends.
 
     Args:
         weights: tensors of the model's shapes, by the names of its modules.

@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class MicroStep(Generic[S]):
-    """A micro-batch with its share of the loss; a filler counts nothing."""
+    """A micro-batch with its share of the loss; a filler adds nothing."""
 
     micro: TrainBatch
     share: S

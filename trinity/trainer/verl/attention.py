@@ -184,10 +184,10 @@ def _scaled_dot_product(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     size, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
-    v = functional.pad(v, (0, missing)) if missing > 0 else v  # kernels of linear memory take one size
+    v = functional.pad(v, (0, missing)) if missing > 0 else v  # kernels with linear memory need one size for all three
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     is_grouped = q.shape[1] != k.shape[1]
-    if is_grouped and q.dtype == torch.float32 and q.device.type == "cuda":  # no kernel of linear memory groups it
+    if is_grouped and q.dtype == torch.float32 and q.device.type == "cuda":  # no kernel with linear memory does this
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         is_grouped = False
     out = functional.scaled_dot_product_attention(

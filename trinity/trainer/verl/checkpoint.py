@@ -181,7 +181,10 @@ def full_weights(
 def _save_huggingface(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, weights: dict[str, Tensor] | None
 ) -> None:
-    """Write configuration, tokenizer, `weights` if any; None: the model's."""
+    """Write configuration, tokenizer, and weights unless `weights` is empty.
+
+    None writes the model's own weights.
+    """
     config_to_save(model).save_pretrained(folder)
     generation_config = getattr(model, "generation_config", None)  # a value model has none
     if generation_config is not None:

@@ -1,8 +1,8 @@
 """Attention over packed rows by compiled kernels.
 
-They serve runs that are not deterministic. They compute in float32, what is in bfloat16 too.
+They serve runs that are not deterministic. They compute in float32, also for inputs in bfloat16.
 
-Every key is held once, whoever shares it: a pair of spans says which neighbouring tokens see which neighbouring keys.
+Keys that several rows share are stored once: a pair of spans says which consecutive queries see which consecutive keys.
 
 Dimension key: N = packed tokens, Q = query heads, H = key heads, D = head size, V = size of values, P = pairs of spans.
 """
@@ -24,7 +24,7 @@ from trinity.trainer.verl.packing import Block, Packed
 from trinity.utils.fused.choice import uses_kernels
 
 Pair = tuple[int, int, int, int, int]
-_SIZES = 16  # heads are multiples of it
+_SIZES = 16  # head sizes must be multiples of this
 
 
 def compiles(queries: Float[Tensor, "N Q D"], values: Float[Tensor, "N H V"], rule: Rule) -> bool:
@@ -41,7 +41,7 @@ def compiles(queries: Float[Tensor, "N Q D"], values: Float[Tensor, "N H V"], ru
 
 
 def pairs_of(packed: Packed, *, is_scored_only: bool = False) -> list[Pair]:
-    """Return the pairs of a micro-batch, equal keys one after another.
+    """Return the pairs of a micro-batch; those with equal keys are adjacent.
 
     See `trinity.utils.fused.attention`.
 

@@ -1,7 +1,7 @@
 """Building blocks of the decoder by compiled kernels.
 
-Each reads and writes once. They serve runs that are not deterministic; `layers` chooses between them and the library's
-operations.
+Each reads its inputs and writes its results once. They serve runs that are not deterministic; `layers` chooses between
+them and the library's operations.
 
 Dimension key: N = packed tokens, I = size of a token, H = heads, D = head size.
 """
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from trinity.utils.fused.choice import uses_kernels
 
 NARROW = 8
-"""Share of an activation in a layer's, for whether a run is long enough: blocks are this much wider than a token."""
+"""A layer's largest activation has about this many times the elements of its input; see `of_model`."""
 
 
 def is_compiled(x: Float[Tensor, "..."], *, of_model: int = 1, dtype: torch.dtype | None = None) -> bool:
@@ -26,7 +26,7 @@ def is_compiled(x: Float[Tensor, "..."], *, of_model: int = 1, dtype: torch.dtyp
 
     Args:
         x: what is read.
-        of_model: elements of a layer's largest activation by those of `x`.
+        of_model: elements of a layer's largest activation divided by those of `x`; kernels need a large one.
         dtype: data type of the result; None: that of `x`.
     """
     return (

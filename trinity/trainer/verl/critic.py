@@ -154,12 +154,15 @@ class Critic:
 
 
 def reads_values(advantage: BatchAdvantage, config: Config) -> bool:
-    """Return whether a function needs `values`, or takes an enabled critic's."""
+    """Return whether the advantage function is given a critic's `values`.
+
+    It is if it requires them, or takes them and the critic is enabled.
+    """
     return "values" in advantage.required or ("values" in advantage.names and has_critic(config))
 
 
 def critic_of(config: Config) -> CriticConfig:
-    """Return the critic's part of the veRL tree."""
+    """Return `trainer.trainer_config.critic`."""
     return config.trainer.trainer_config.critic
 
 

@@ -45,7 +45,7 @@ class DataParallelPPOActor:
     Attributes:
         reference: read by a KL term over whole distributions; the worker sets it.
         work: tokens of the last update, on all ranks.
-        observer: takes down what each row contributes; set for one step that is looked at, never in a run.
+        observer: records what each row contributes; set to inspect a single step, never in a run.
     """
 
     reference: Reference | None = None
@@ -137,7 +137,7 @@ class DataParallelPPOActor:
         """Return the rows that can change the gradient; all count in the means."""
         counted = mini.action_mask
         if self.settings.averages_micro_batches:
-            return counted_rows(mini, counted)  # its divisors are those of the rows that are computed
+            return counted_rows(mini, counted)  # a micro-batch divides by the rows it computes: keep all
         if self.loss_fn.ignores_zero_advantage and "advantages" in mini.columns:
             counted = counted & (mini.columns["advantages"] != 0)
         return counted_rows(mini, counted)

@@ -116,7 +116,7 @@ def _flex(
     *,
     compute: Callable[..., Any],
 ) -> Tensor:
-    """Return flex attention [N, Q, E], padded to whole blocks for few shapes."""
+    """Return flex attention [N, Q, E]; padded to blocks, for few shapes."""
     window, softcap, sinks = (None, None, None) if rule is None else (rule.window, rule.softcap, rule.sinks)
     total = sum(lengths)
     padded = -(-total // BLOCK) * BLOCK
@@ -143,8 +143,8 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 def _mask(lengths: tuple[int, ...], padded: int, window: int | None, device: torch.device) -> flex.BlockMask:
     """Return which key each query sees; padding sees itself.
 
-    A query sees earlier tokens of its own sequence, within the window. A lambda, since flex attention counts the
-    arguments of what it is given, which wrappers of functions hide.
+    A query sees earlier tokens of its own sequence, within the window. It is written as a lambda, since flex
+    attention counts the arguments of a function, which wrappers of named functions hide.
     """
     row = torch.repeat_interleave(torch.tensor([*lengths, padded - sum(lengths)]))
     row = row.to(device) if row.device != device else row

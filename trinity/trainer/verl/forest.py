@@ -129,7 +129,7 @@ def _rectangle(
 
 
 def _windowed(node: Node, other: Node, window: int) -> Iterator[ForestPiece]:
-    """Yield the pieces of a node below over those keys that its window shows."""
+    """Yield the pieces of a node below over the keys within its window."""
     for first in range(0, other.length, QUERY_BLOCK):
         place = other.start + first
         lowest = max(node.start, place - window + 1)
@@ -275,7 +275,7 @@ class _Forest(torch.autograd.Function):
     ) -> Float[Tensor, "N Q E"]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         out, lse = q.new_empty(*q.shape[:2], v.shape[2], dtype=wide), q.new_empty(q.shape[:2], dtype=wide)
-        is_seen = bytearray(len(q))  # triangles come first, and only the first piece of a query finds nothing
+        is_seen = bytearray(len(q))  # a query's first piece has nothing to merge with
         for piece in pieces:
             kernel = _kernel(piece)(piece, q, k, v, rule)
             own, own_lse = kernel.forward()

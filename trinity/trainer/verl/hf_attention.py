@@ -113,10 +113,10 @@ def register() -> str:
 
 
 def packing_problem(model: PreTrainedModel) -> str | None:
-    """Return the names of the model's masks and layers that ours cannot do.
+    """Return the model's masks and layers that our attention cannot compute.
 
-    Return None if there are none. Some rules show on long rows only (chunks, blocks that are chosen), so that trying on
-    short ones is not enough.
+    Return None if there are none. Some rules have an effect on long rows only (attention in chunks or in selected
+    blocks), so that a trial with short rows is not enough.
     """
     module = sys.modules[type(model).__module__]
     made = {name for name in vars(module) if name.startswith("create_") and "mask" in name}

@@ -239,7 +239,7 @@ class _SwiGLU(torch.autograd.Function):
 def swiglu(fused: Float[Tensor, "N two_I"]) -> Float[Tensor, "N I"]:
     """Return silu(gate) * up, where `fused` holds gate and up side by side.
 
-    Kernels compute it where a run is not deterministic and they are there.
+    Compiled kernels compute it if they are available and the run need not be deterministic.
     """
     return CompiledSwiGLU.apply(fused) if is_compiled(fused) else _SwiGLU.apply(fused)
 

@@ -46,7 +46,7 @@ class Layout:
         kind: `packed` into one list, or `padded` into a rectangle.
         attention: name of the attention function in transformers.
         logits: scale and bound that the model applies to the products of its output layer.
-        shares_prefixes: what rows begin with alike can be computed once.
+        shares_prefixes: common prefixes of rows can be computed once.
     """
 
     kind: Literal["packed", "padded"]
@@ -132,7 +132,7 @@ def _layouts(model: PreTrainedModel, logits: LogitRule, *, may_pack: bool) -> It
 def _rows(model: PreTrainedModel) -> list[Tensor]:
     """Return rows of different lengths, of plain tokens.
 
-    The last begins as the first does.
+    The last one has a prefix in common with the first.
     """
     table = model.get_input_embeddings().weight
     assert isinstance(table, Tensor), "token embeddings are a table"
@@ -192,7 +192,7 @@ def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> li
 
 
 def _shares_prefixes(model: PreTrainedModel, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> bool:
-    """Return whether rows with one beginning are computed as if alone.
+    """Return whether rows with a common prefix are computed as if alone.
 
     Attention over shared prefixes is computed on a CPU only.
     """

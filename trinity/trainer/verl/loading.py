@@ -137,13 +137,13 @@ def model_hash(path: str) -> str:
 def load_value_model(path: str, device: torch.device, *, config: Config) -> PreTrainedModel:
     """Return the value model of the folder `path` in float32 on `device`.
 
-    It has one number per token on top. The head of a token or sequence classifier with one label is taken as it is.
+    Its head gives one number per token. The head of a token or sequence classifier with one label is taken as it is.
     Another model, such as a causal language model, gets a head that depends on `seed` alone; its bias is 0.
     `critic.model.override_config` changes the model's configuration.
 
     Raises:
         ConfigError: as for `load_model`.
-        EnvironmentProblem: it cannot be loaded (E3101), or its head is not one of one output (E3120).
+        EnvironmentProblem: it cannot be loaded (E3101), or its head does not have exactly one output (E3120).
     """
     transformers_logging.disable_progress_bar()
     import_libraries(config.trainer.trainer_config.critic.model.external_lib, section=CRITIC_KEY)
@@ -206,7 +206,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 
 def _is_of_head(key: str | tuple[Any, ...]) -> bool:
-    """Return whether a tensor not loaded as it is belongs to a head."""
+    """Return whether a tensor that was not loaded unchanged is of a head."""
     name = key if isinstance(key, str) else str(key[0])
     return name.split(".")[0] in (*HEAD_NAMES, "lm_head")
 

@@ -105,7 +105,7 @@ class LayerGradients:
     def add(self, part: slice, grad: Float[Tensor, "m V"], logits: Float[Tensor, "m V"] | None) -> None:
         """Add the gradients of the inputs `part`.
 
-        `grad` is the gradient by their logits; it is overwritten.
+        `grad` is the gradient with respect to their logits; it is overwritten.
         """
         products = self.layer.rule.backward(grad, logits)
         if self.bias is not None:
@@ -115,7 +115,7 @@ class LayerGradients:
     def add_products(self, part: slice, grad: Float[Tensor, "m V"]) -> None:
         """Add the gradients of the inputs `part` and of the weight.
 
-        `grad` is the gradient by the products, in their data type.
+        `grad` is the gradient with respect to the products, in their data type.
         """
         self.hidden[part] = matmul(grad, self.layer.weight)
         if self.weight is not None:
@@ -123,7 +123,7 @@ class LayerGradients:
 
 
 class _CompiledLogprob(torch.autograd.Function):
-    """`_ChunkedLogprob` by kernels, which keep the products alone."""
+    """`_ChunkedLogprob` by compiled kernels, which keep only the products."""
 
     @staticmethod
     def forward(
@@ -189,7 +189,7 @@ def _like(x: Tensor) -> Any:
 
 
 def _grad_logits(logp: Tensor, labels: Tensor, grad_logprob: Tensor, entropy: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return g (onehot - p) - h p (log p + H), the gradient by logits [m, V]."""
+    """Return g (onehot - p) - h p (log p + H), the gradient of logits [m, V]."""
     probability = logp.exp()
     grad = probability * -grad_logprob[:, None]
     if entropy is not None:

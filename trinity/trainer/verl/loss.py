@@ -119,9 +119,9 @@ class Share:
         return self.of(loss_agg_mode, counts_empty_rows=False) * rows / max(self.counted_rows, 1)
 
     def _of_itself(self, loss_agg_mode: str, *, counts_empty_rows: bool) -> float:
-        """Return the factor that leaves the divisors of the micro-batch.
+        """Return the factor of a loss that the micro-batch normalises by itself.
 
-        The normed sum is that of all its rows, in either convention, as in veRL before 0.7.
+        With seq-mean-token-sum-norm that loss is a sum over its rows, in either convention, as in veRL before 0.7.
         """
         if loss_agg_mode != TOKEN_SUM_NORM:
             return 1.0

@@ -18,13 +18,13 @@ from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.loss import LossFn, Metrics
 
 ABOVE, BELOW, DUAL, REJECTED = "above", "below", "dual", "rejected"
-"""Why a token has no gradient: its ratio left the bounds upwards, or downwards, or the dual clip holds it; or the
-correction of off-policy rollouts took it out."""
+"""Why a token has no gradient: its ratio is above the bounds, or below them, or the dual clip limits its loss, or the
+rollout correction rejected it."""
 
 
 @dataclass(frozen=True)
 class RowContribution:
-    """A row in one optimizer step; tensors have an entry a response token.
+    """A row in one optimizer step; tensors have one entry per response token.
 
     Attributes:
         uid: identity of the experience.
@@ -33,7 +33,7 @@ class RowContribution:
         metrics: of the policy loss, for this row alone.
         counted: whether the loss counts the token.
         logprob: of the policy (nats).
-        gradient: derivative of the policy loss by `logprob`.
+        gradient: derivative of the policy loss with respect to `logprob`.
         columns: what else the loss could read, by name.
         clip_reasons: `ABOVE`, `BELOW`, `DUAL` or `REJECTED` of a token that was cut off; None of all others.
     """
@@ -55,14 +55,14 @@ class RowContribution:
 
 
 class Observer:
-    """Takes down what the update of a training step computes with.
+    """Records what the update of a training step computes with.
 
     Args:
         loss_fn: the loss of the run.
         normalizer: fixed divisor of seq-mean-token-sum-norm.
 
     Attributes:
-        rows: one a row and optimizer step, in the order in which they were computed; rows that were not, because
+        rows: an entry per row and optimizer step, in the order of computation; rows that were not computed, because
             their advantage is 0 and nothing else trains them, are missing.
     """
 
@@ -79,7 +79,7 @@ class Observer:
         self._step += 1
 
     def add(self, micro: TrainBatch, logprob: Float[Tensor, "B T"]) -> None:
-        """Take down the rows of a micro-batch of the optimizer step."""
+        """Record the rows of a micro-batch of the optimizer step."""
         assert self._mini is not None, "begin() comes first"
         own, each = logprob.detach().cpu(), micro.rows_per_experience
         for first in range(0, len(micro), each):

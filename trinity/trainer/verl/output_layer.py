@@ -37,7 +37,7 @@ class LogitRule:
         return products.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def backward(self, grad: Float[Tensor, "M V"], logits: Float[Tensor, "M V"] | None) -> Float[Tensor, "M V"]:
-        """Turn the gradient by the logits into that by the products, in place."""
+        """Turn the gradient of the logits into that of the products, in place."""
         if self.softcap is not None:
             assert logits is not None, "a bounded logit's slope depends on the logit"
             grad = grad.mul_(1.0 - (logits / self.softcap).square_())

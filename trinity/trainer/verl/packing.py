@@ -233,7 +233,7 @@ def _shared_prompts(batch: TrainBatch) -> tuple[Tensor, Tensor] | None:
 
 
 def _block(starts: Tensor, ends: Tensor, *, at: int) -> tuple[Block, Tensor, Tensor]:
-    """Return the block of `[i, starts[i]:ends[i]]`, and rows and positions."""
+    """Return a block of tokens `[i, starts[i]:ends[i]]`, rows and positions."""
     lengths = ends - starts
     width = int(lengths.max())
     columns = torch.arange(width).expand(len(lengths), width)

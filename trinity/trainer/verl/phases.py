@@ -15,7 +15,7 @@ class Phases:
     """Adds up the seconds of each phase of a step.
 
     Args:
-        device: what is queued on it belongs to the phase that queued it.
+        device: a phase ends when the work that it queued on the device is done.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,6 +31,6 @@ class Phases:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """Return `time/<phase>` of all phases, and begin at nothing."""
+        """Return `time/<phase>` of all phases, and start again from zero."""
         found, self._seconds = self._seconds, {}
         return {f"time/{name}": seconds for name, seconds in found.items()}

@@ -79,7 +79,7 @@ class Scorer:
     def sharing(self) -> Sharing:
         """What the decoder computes once here: on a CPU only.
 
-        Elsewhere rows are computed apart, since the kernels there know no shared prefixes.
+        Elsewhere rows are computed apart, since the kernels there do not support shared prefixes.
         """
         if self.device.type != "cpu":
             return NOTHING
@@ -112,7 +112,7 @@ class Scorer:
         return self.ranks.cut(packed.to(self.device))
 
     def take_num_shared(self) -> int:
-        """Return how many tokens were not computed again, and begin at 0."""
+        """Return how many tokens sharing saved, and start again from 0."""
         found, self._num_shared = self._num_shared, 0
         return found
 

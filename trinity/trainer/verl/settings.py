@@ -50,7 +50,7 @@ def mini_batch_size(config: Config, written: int | None) -> int | None:
 
 
 def actor_of(config: Config) -> ActorConfig:
-    """Return the actor's part of the veRL tree."""
+    """Return `actor_rollout_ref.actor` of `trainer.trainer_config`."""
     return config.trainer.trainer_config.actor_rollout_ref.actor
 
 

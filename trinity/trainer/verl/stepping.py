@@ -131,8 +131,8 @@ class Stepper:
     def state(self) -> dict[str, Any]:
         """Return the state to save: schedule and counts of skipped steps.
 
-        The schedule has the form of PyTorch's `LambdaLR`, which veRL continues: it stands before the next step, whose
-        rate the optimizer has from now on.
+        The schedule has the form of PyTorch's `LambdaLR`, so that veRL can resume from it: its rate is that of the next
+        step, to which the optimizer is set as well.
         """
         lr, groups = self.schedule.at(self.last_step + 1), self.optimizer.param_groups
         for group in groups:
@@ -151,7 +151,7 @@ class Stepper:
         self.num_skipped = state["num_skipped"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
         done = state["lr_scheduler"].get("last_epoch")
-        if done is not None:  # checkpoints of older versions do not tell
+        if done is not None:  # checkpoints of older versions do not have it
             self.last_step = done + self.schedule.start
 
     def _skip(self, step: int, norm: float, report: Reporter | None) -> None:
@@ -175,7 +175,8 @@ class Stepper:
 def passes(batch: TrainBatch, settings: ActorSettings, *, step: int, num_shares: int = 1) -> Iterator[list[int]]:
     """Yield the rows of each mini-batch, pass by pass; pairs stay together.
 
-    `num_shares` counts where micro-batches are averaged: a share then has one piece of the batch in all mini-batches.
+    `num_shares` matters only if micro-batches are averaged: each share then keeps one piece of the batch in all
+    mini-batches.
     """
     for epoch in range(settings.epochs):
         generator = None

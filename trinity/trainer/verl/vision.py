@@ -23,8 +23,8 @@ from trinity.trainer.batch_images import BatchImage, PackedImages
 class VisionPart:
     """Hugging Face's vision model over the parameters of the policy.
 
-    No module: its parameters belong to the policy. Where they are sharded, they are gathered with those of the decoder
-    that are outside of layers, for rows with images or without: every rank takes part.
+    It is no `nn.Module`: its parameters belong to the policy. Sharded ones are gathered together with the decoder's
+    parameters outside of layers, even for rows without images, since every rank must take part.
 
     Args:
         model: the policy.
@@ -44,7 +44,7 @@ class VisionPart:
     def seen(self, hidden: Float[Tensor, "N d"], packed: PackedImages | None) -> Float[Tensor, "N d"]:
         """Return the embeddings with those of images in their places.
 
-        Without images, the parameters that ranks share have a gradient of 0: ranks add up gradients of the same names.
+        Without images, sharded parameters get a gradient of 0, since ranks add up the gradients of all parameters.
         """
         if packed is None:
             trained = [parameter for parameter in self.visual.parameters() if parameter.requires_grad]
@@ -64,9 +64,9 @@ class VisionPart:
 
     @contextmanager
     def _adapter(self) -> Iterator[None]:
-        """Leave the adapter out in the context, unless it counts.
+        """Leave the adapter out in the context, unless `is_adapted`.
 
-        PEFT's own switch also changes which parameters are trained.
+        PEFT's own switch is not used, because it also changes which parameters are trained.
         """
         modules = () if self.is_adapted else self.visual.modules()
         adapted: list[Any] = [module for module in modules if hasattr(module, "_disable_adapters")]
@@ -95,7 +95,7 @@ class _Idle(torch.autograd.Function):
 
 
 def freeze_vision(model: Any) -> None:
-    """Keep the parameters of the vision model (`freeze_vision_tower`).
+    """Freeze the parameters of the vision model (`freeze_vision_tower`).
 
     Raises:
         EnvironmentProblem: the model has none (E3133).

@@ -197,7 +197,7 @@ class ActorWorker:
         return metrics | self._utilisation(times.get("time/update_actor", 0.0)) | times
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
-        """Return how much of the devices an update of so many seconds used."""
+        """Return the FLOPs utilisation of an update that took `seconds`."""
         if self.device.type != "cuda" or self.adapter is not None:
             return {}
         peak = peak_flops(torch.cuda.get_device_name(self.device), self.dtype)
@@ -205,7 +205,7 @@ class ActorWorker:
         return utilisation(self.cost, self.actor.work, seconds, peak=together)
 
     def _num_shared_tokens(self) -> float:
-        """Return how many tokens no pass of the step had to compute again."""
+        """Return how many tokens the step did not compute, as rows share them."""
         scorers = [self.actor.scorer]
         scorers += [self.reference.scorer] if self.reference is not None else []
         scorers += [self.critic.trained.scorer] if self.critic is not None else []

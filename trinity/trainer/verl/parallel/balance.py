@@ -152,11 +152,11 @@ def share_rows(
 
 
 def share_prefixes(ordered: Ordered, *, num_shares: int, has_equal_sizes: bool) -> list[list[int]]:
-    """Divide rows into shares of like work; common prefixes stay.
+    """Divide rows into shares of similar work that keep prefixes together.
 
         work = 24576 (L - s) + L^2 - s^2 for a row of L tokens, s of them in the row before
 
-    A share is a piece of the order, so that at most one path of prefixes a cut is computed twice.
+    A share is a piece of the order, so that at most one path of prefixes per cut is computed twice.
 
     Args:
         ordered: the rows.

@@ -14,9 +14,9 @@ Move = Callable[[Tensor], Tensor]
 
 
 def exchange(x: Tensor, there: Move, back: Move) -> Tensor:
-    """Return `there(x)`; the gradient by `x` is `back` of the result's.
+    """Return `there(x)`; `back` turns its gradient into that of `x`.
 
-    The gradient is cut to the rows of `x` [rows, ...].
+    The gradient of `x` is cut to the rows of `x` [rows, ...].
     """
     result: Tensor = _Exchange.apply(x, there, back)
     return result

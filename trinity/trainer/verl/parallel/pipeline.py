@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STAGE = "pp"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
-# Makes a micro-batch's summand of the loss from the last hidden states [M d] of its scored positions.
+# Makes a micro-batch's summand of the loss from its number and the last hidden states [M d] of its scored positions.
 LossOf = Callable[[int, Tensor], Tensor]
 
 
@@ -106,7 +106,10 @@ class Stages:
         return next(stage for stage, last in enumerate(self._last_layers) if int(found.group(1)) <= last)
 
     def counts(self, name: str) -> bool:
-        """Return whether this stage's tensor `name` is the one that counts."""
+        """Return whether this stage's tensor `name` is counted in totals.
+
+        A tensor that all stages hold is counted in the first stage only.
+        """
         return self.is_first or self.stage_of(name) is not None
 
     # ------------------------------------------------------------- computation

@@ -284,7 +284,7 @@ class Ranks:
         fully_shard(decoder, **arguments)
         for module in decoder.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)  # shares of a loss add up; they are no means over ranks
+                module.set_gradient_divide_factor(1.0)  # the loss is the sum of the ranks' shares, not their mean
                 module.set_force_sum_reduction_for_comms(True)
         if options.forward_prefetch:
             for block, following in zip(blocks, blocks[1:], strict=False):

@@ -84,7 +84,7 @@ def _chunk(full: Tensor, size: int, index: int, dim: int) -> Tensor:
 def gathered(named: Mapping[str, Tensor], name: str, *, stages: Stages | None) -> Tensor:
     """Return the whole tensor `name`, of any shape, on every rank.
 
-    It is there whichever stage has it.
+    Every rank gets it, whichever stage holds it.
 
     Args:
         named: the tensors of this rank's stage.

@@ -98,7 +98,7 @@ class TensorGroup:
         parallelize_module(layer, self.mesh, plan)
 
     def replicate(self, module: nn.Module) -> None:
-        """Put unshared parameters on the mesh, too, so that all are on one."""
+        """Put unshared parameters on the mesh too, so that all use one mesh."""
         from torch.distributed.tensor import DTensor, Replicate
 
         made: dict[Tensor, nn.Parameter] = {}  # a tied layer stays tied
