@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trinity.algorithm.planning import num_rollouts
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
-from trinity.common.config.resolved import num_explored
+from trinity.common.config.resolved import num_explored, publication_interval
 from trinity.common.constants import SyncStyle
 from trinity.common.errors import SyncError
 from trinity.utils.log import get_logger
@@ -155,7 +155,13 @@ def bound_of(config: Config) -> StalenessBound | None:
     limit = config.synchronizer.max_staleness
     if limit is None:
         return None
-    return StalenessBound(limit, num_explored(config), max(1, num_rollouts(config)), batches_at_once(config))
+    return StalenessBound(
+        limit,
+        rollouts=num_explored(config),
+        rollouts_per_step=max(1, num_rollouts(config)),
+        max_batches=batches_at_once(config),
+        interval=publication_interval(config),
+    )
 
 
 def batches_at_once(config: Config) -> int:

@@ -123,6 +123,18 @@ def test_after_going_back_experiences_of_newer_weights_wait_for_their_turn(
     assert len(second.experiences) == 4 and second.is_complete
 
 
+def test_after_going_back_past_an_empty_step_the_end_comes_after_the_last_experience(
+    store: ExperienceStore, token: ConsumerToken
+) -> None:
+    store.commit_step(token, 1, [])
+    append(store, 1, 4, version=1)
+    close_producer(store)
+    again = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+    found = [store.read_batch(again, 4, timeout_s=60, trained_version=version) for version in (0, 1, 2)]
+    assert [len(batch.experiences) for batch in found] == [0, 4, 0]
+    assert [batch.is_closed for batch in found] == [False, False, True]
+
+
 def test_an_append_by_another_thread_wakes_the_reader(store: ExperienceStore, token: ConsumerToken) -> None:
     results = []
     reader = threading.Thread(target=lambda: results.append(store.read_batch(token, 2, timeout_s=30)))

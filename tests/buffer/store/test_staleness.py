@@ -89,6 +89,23 @@ def test_who_waits_for_a_step_that_is_committed_and_not_published_is_waited_for(
             store.read_batch(token, 8, timeout_s=0.2, trained_version=1)
 
 
+@pytest.mark.parametrize(("interval", "awaited"), [(1, 4), (2, 4), (3, 6), (5, 5)])
+def test_who_waits_is_told_of_the_next_version_that_is_published(interval: int, awaited: int) -> None:
+    limits = StalenessBound(0, rollouts=8, rollouts_per_step=8, interval=interval)
+    assert UntrainedRollouts(4, 0, 0, 0).awaited_version(limits, in_flight=0) == awaited
+    assert UntrainedRollouts(4, 0, 8, 0).awaited_version(limits, in_flight=0) == -(-5 // interval) * interval
+
+
+def test_steps_of_another_job_that_takes_demonstrations_are_none_of_the_trainer(tmp_path: Path) -> None:
+    with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
+        store.open_producer("b", "one", **SCOPE)
+        store.append("b", make_experiences(1), producer="one", explore_step=1, **SCOPE)
+        for name, step in (("other/job", 50), ("trainer", 1)):
+            token = store.open_consumer("b", name, cut=0, **SCOPE)
+            store.commit_step(token, step, [exp.eid.uid for exp in store.claim(token, 4)])
+        assert store.enter_batch("b", "one", version=1, bound=bound(0), **SCOPE) == UntrainedRollouts(1, 0, 0, 0)
+
+
 def test_a_second_producer_that_is_busy_counts_and_one_that_waits_does_not(tmp_path: Path) -> None:
     with ExperienceStore(f"sqlite:///{tmp_path}/experience.db") as store:
         for name in ("one", "two"):

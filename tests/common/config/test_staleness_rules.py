@@ -35,6 +35,20 @@ def test_the_bound_of_fully_async_is_one_more_than_the_least(examined: Examine) 
     assert only(examined, MINIMAL, STYLE, *sizes, "buffer.train_batch_size=4").synchronizer.max_staleness == 4
 
 
+@pytest.mark.parametrize(
+    ("interval", "train_batch_size", "least"), [(1, 16, 0), (3, 16, 2), (2, 8, 1), (3, 8, 3), (2, 32, 1), (4, 4, 3)]
+)
+def test_apart_the_bound_leaves_room_for_the_steps_between_two_versions(
+    examined: Examine, interval: int, train_batch_size: int, least: int
+) -> None:
+    sizes = ("algorithm.repeat_times=8", "buffer.batch_size=2", f"buffer.train_batch_size={train_batch_size}")
+    apart = ("mode=explore", STYLE, f"synchronizer.sync_interval={interval}", *sizes)
+    assert only(examined, MINIMAL, *apart).synchronizer.max_staleness == least + 1
+    assert only(examined, MINIMAL, *apart, f"{LIMIT}={least}").synchronizer.max_staleness == least
+    if least:
+        assert ("E1805", LIMIT) in [(p.code, p.key) for p in examined(MINIMAL, *apart, f"{LIMIT}={least - 1}")[1]]
+
+
 def test_steps_of_both_sides_follow_the_rollouts_where_no_interval_does(examined: Examine) -> None:
     sizes = ("algorithm.repeat_times=8", "buffer.batch_size=2", "buffer.train_batch_size=4", "buffer.total_steps=6")
     assert only(examined, MINIMAL, STYLE, *sizes).trainer.total_steps == 24

@@ -23,7 +23,7 @@ class ReadDecision:
         is_due: claim now; false: wait.
         takes_less: claim an incomplete batch, because no more can come before newer weights or the deadline is reached.
         is_idle: the producers append nothing before newer weights, or are finished.
-        is_closed: all producers are finished.
+        is_closed: all producers are finished, and nothing is left for this step or a later one.
         is_over: nothing is left, and nothing will come.
     """
 
@@ -60,7 +60,11 @@ def decide_read(
     with database.read() as connection:
         if replay is None:
             ready = claims.num_claimable(connection, scope, n=n, consumer=token.consumer, max_version=version)
-            return ReadDecision(ready >= n or takes_less, takes_less, state.is_idle, state.is_closed)
+            # After going back, experiences of newer weights are left for the steps that may train them.
+            is_drained = state.is_closed and not claims.num_claimable(
+                connection, scope, n=1, consumer=token.consumer, max_version=None
+            )
+            return ReadDecision(ready >= n or takes_less, takes_less, state.is_idle, is_drained)
         if not state.is_closed:
             limits = Limits(n, max_version=version)
             is_due = takes_less or (

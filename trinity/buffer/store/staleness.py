@@ -40,12 +40,14 @@ class StalenessBound:
         rollouts: of a batch of this producer.
         rollouts_per_step: that a training step takes.
         max_batches: that another producer of the same kind may have under way.
+        interval: training steps between two versions; 1 where the trainer publishes any version that it is asked for.
     """
 
     max_staleness: int
     rollouts: int
     rollouts_per_step: int
     max_batches: int = 1
+    interval: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,15 @@ class UntrainedRollouts:
         return self.last_step(bound, in_flight=in_flight) - 1 - bound.max_staleness
 
     def awaited_version(self, bound: StalenessBound, *, in_flight: int) -> int:
-        """Return the oldest version that may let a waiting batch begin.
+        """Return the oldest published version that may let a waiting batch begin.
 
-        That is `required_version`, but at most the version of the next step, after which the producer looks again. The
-        version of `step` itself may still be on its way when the step is committed. A producer that waits for it will
-        append, so the next step must not be trained with an incomplete batch.
+        That is `required_version`, but at most the version of the next step, after which the producer looks again; or
+        else the first multiple of the interval after it, since no other is published. The version of `step` itself may
+        still be on its way when the step is committed. A producer that waits for it will append, so the next step must
+        not be trained with an incomplete batch.
         """
-        return min(self.step + 1, self.required_version(bound, in_flight=in_flight))
+        oldest = min(self.step + 1, self.required_version(bound, in_flight=in_flight))
+        return math.ceil(oldest / bound.interval) * bound.interval
 
     def room(self, bound: StalenessBound, *, version: int, in_flight: int) -> int:
         """Return how many further batches may begin now on `version`, >= 0.
@@ -131,13 +135,15 @@ def enter_batch(
 
 
 def _last_step(connection: Connection, scope: Scope) -> int:
-    """Return the last training step of any consumer.
+    """Return the last training step of the run's own trainer.
 
-    Each consumer's last step is at the end of an index.
+    Each consumer's last step is at the end of an index. Other jobs that train on the buffer as a queue of
+    demonstrations have a slash in their names, and steps of their own.
     """
     own = and_(scope.where(TRAIN_STEP), TRAIN_STEP.c.consumer == CONSUMER.c.consumer)
     last = select(func.max(TRAIN_STEP.c.step)).where(own).correlate(CONSUMER).scalar_subquery()
-    return max((step or 0 for step in connection.scalars(select(last).where(scope.where(CONSUMER)))), default=0)
+    of_own = select(last).where(scope.where(CONSUMER), ~CONSUMER.c.consumer.contains("/"))
+    return max((step or 0 for step in connection.scalars(of_own)), default=0)
 
 
 def _rollouts(rows: Iterable[Any], state: str) -> int:

@@ -60,6 +60,16 @@ def num_explored(config: Config) -> int:
     return config.buffer.batch_size * repeat_times(config)
 
 
+def publication_interval(config: Config) -> int:
+    """Return the training steps between two versions.
+
+    It is 1 where explorer and trainer are one run, in which the trainer publishes any version that it is asked for.
+    """
+    if config.mode == "both":
+        return 1
+    return config.synchronizer.trainer_sync_interval or config.synchronizer.sync_interval
+
+
 def expert_ratio(config: Config, *, mixes_experts: bool) -> float:
     """Return the share of expert rows in a batch; 0 if unmixed or invalid."""
     ratio: Any = (config.algorithm.sample_strategy_args or {}).get("expert_data_ratio") if mixes_experts else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from trinity.common.config.following import fill_defaults, note_idle
 from trinity.common.config.keys import EXPERIENCES, KEYS, ROLLOUT_MODEL, Key, path_of
 from trinity.common.config.resolution import Resolution
-from trinity.common.config.resolved import num_explored
+from trinity.common.config.resolved import num_explored, publication_interval
 from trinity.common.config.rules.batches import SIZE, num_trained
 
 SECTION = KEYS.synchronizer
@@ -118,13 +120,27 @@ def resolve_staleness(resolution: Resolution) -> None:
     if style == "fixed":
         return
     explored, limit = num_explored(resolution.config), resolution.get(LIMIT)
-    least = -(-explored // max(1, num_trained(resolution))) - 1
+    steps = -(-explored // max(1, num_trained(resolution)))
+    # A batch is trained in `steps` steps, and begins up to `interval - gcd` steps after the newest version.
+    interval = publication_interval(resolution.config)
+    least = steps - 1 + interval - math.gcd(interval, steps)
     if limit is None:
         if style == "fully_async":
             reason = "one more than the least, so that explorer and trainer work at the same time"
             resolution.derive(LIMIT, least + 1, reason)
         return
-    if limit < least:
+    if steps - 1 <= limit < least:
+        resolution.problem(
+            "E1805",
+            LIMIT,
+            f"mode {resolution.mode} gets weights every {interval} training steps, so that experiences are up to "
+            f"{least} versions old when they are trained; `{LIMIT}` is {limit}, which would leave training steps empty",
+            rule=f"at least {least}",
+            involves=(SECTION.trainer_sync_interval, SECTION.sync_interval),
+            suggestion=f"write `max_staleness: {least}`, or a smaller trainer_sync_interval",
+        )
+    elif limit < least:
+        least = steps - 1
         resolution.problem(
             "E1805",
             LIMIT,
