@@ -41,16 +41,17 @@ async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
     The warning comes once and then every minute. Runs until it is cancelled.
 
     An explorer that died is one whose buffer is still open and whose lock is free. The trainer continues with the
-    others; what the dead one had stored is trained, and it continues after its last stored step when it is started
-    again.
+    others, and none of them waits for it. What the dead one had stored is trained, and it continues after its last
+    stored step when it is started again.
     """
     from trinity.explorer.assembly import experience_buffer, store_scope
 
     job_dir, started = Path(config.checkpoint_job_dir), time.monotonic()
+    place = {"buffer": experience_buffer(config), **store_scope(config)}
     told: dict[str, float] = {}
     is_alone_told = False
     while True:
-        producers = await asyncio.to_thread(store.producers, experience_buffer(config), **store_scope(config))
+        producers = await asyncio.to_thread(store.producers, **place)
         now = time.monotonic()
         if not producers and not is_alone_told and now - started > ALONE_S:
             is_alone_told = True
@@ -63,8 +64,11 @@ async def watch_explorers(config: Config, store: ExperienceStore) -> NoReturn:
             lock = part_lock(job_dir, name)
             if not is_open or is_held(lock):
                 if told.pop(name, None) is not None and is_open:
+                    await asyncio.to_thread(store.note_presence, producer=name, is_there=True, **place)
                     logger.info("explorer %s is back", name)
             elif now - told.get(name, -AGAIN_S) >= AGAIN_S:
+                if name not in told:
+                    await asyncio.to_thread(store.note_presence, producer=name, is_there=False, **place)
                 told[name] = now
                 logger.warning(
                     "explorer %s has died: it ended without being finished; start it again, it continues after its "

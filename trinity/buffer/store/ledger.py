@@ -17,6 +17,7 @@ from trinity.buffer.store.fates import Owner
 from trinity.buffer.store.pruning import PRUNED
 from trinity.buffer.store.scope import Scope, among, chunks
 from trinity.buffer.store.tables import (
+    ABSENT,
     BLOB,
     CONSUMER,
     EXPERIENCE,
@@ -39,7 +40,8 @@ class Producers:
     Attributes:
         known: producers ever opened.
         open: producers not finished.
-        waiting: open producers that append nothing before the next model version.
+        waiting: open producers that append nothing before the next model version. One that has died is among them
+            unless all have: then it is waited for.
     """
 
     known: int
@@ -121,8 +123,9 @@ def producers(
     waits = [row.wait_version for row in rows if row.is_open]
     if NO_ROOM in waits and capacity is not None and num_waiting(connection, scope) < capacity:
         waits = [None if wait == NO_ROOM else wait for wait in waits]
-    waiting = sum(1 for wait in waits if wait is not None and trained_version is not None and wait > trained_version)
-    return Producers(known=len(rows), open=len(waits), waiting=waiting)
+    present = [wait for wait in waits if wait != ABSENT]
+    waiting = sum(1 for wait in present if wait is not None and trained_version is not None and wait > trained_version)
+    return Producers(known=len(rows), open=len(waits), waiting=waiting + (len(waits) - len(present) if present else 0))
 
 
 def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: int) -> int:

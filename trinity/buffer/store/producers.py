@@ -6,14 +6,14 @@ import threading
 import time
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from trinity.buffer.store import ledger, staleness
 from trinity.buffer.store.database import Database, reconnecting
 from trinity.buffer.store.pruning import NewestSteps
 from trinity.buffer.store.scope import Scope
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
-from trinity.buffer.store.tables import NO_ROOM, PRODUCER, SNAPSHOT
+from trinity.buffer.store.tables import ABSENT, NO_ROOM, PRODUCER, SNAPSHOT
 
 POLL_S = 0.2
 
@@ -80,6 +80,19 @@ class ProducerBoard:
         scope = self._scopes[buffer, producer] if run is None else Scope(run, stage, buffer)
         with self._database.write() as connection:
             ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": version})
+        self._notify()
+
+    @reconnecting
+    def note_presence(self, buffer: str, producer: str, is_there: bool, *, run: str, stage: str = "") -> None:
+        """Record that an open producer has died, or that it is back after all.
+
+        Readers and other producers do not wait for one that has died. It is back when it opens again.
+        """
+        found = update(PRODUCER).where(Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
+        if is_there:
+            found = found.where(PRODUCER.c.wait_version == ABSENT)
+        with self._database.write() as connection:
+            connection.execute(found.values(wait_version=None if is_there else ABSENT))
         self._notify()
 
     @reconnecting

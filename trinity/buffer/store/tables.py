@@ -9,6 +9,7 @@ from trinity.common.schema.sql_schema import Base, ExperienceBlobModel, Experien
 
 SCHEMA_VERSION = 5
 NO_ROOM = 2**31 - 1
+ABSENT = NO_ROOM - 1
 
 
 class SchemaModel(Base):
@@ -31,7 +32,7 @@ class ProducerModel(Base):
     Attributes:
         is_open: 1 until the producer says that it is finished.
         wait_version: nothing is appended before this model version is published; `NO_ROOM`: before the trainer has
-            taken something from a full queue.
+            taken something from a full queue; `ABSENT`: before the producer, which has died, is started again.
         finished_step: last explore step that is complete in the log.
     """
 
