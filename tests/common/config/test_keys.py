@@ -45,7 +45,8 @@ def test_the_type_checker_sees_keys_and_values(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "mypy", str(rule)], cwd=ROOT, capture_output=True, text=True, timeout=1100, check=False
     )
-    lines = [line.removeprefix(f"{tmp_path}/") for line in found.stdout.splitlines()]
+    # A file that mypy has read before is named by its earlier folder.
+    lines = [line[line.find("rule.py:") :] for line in found.stdout.splitlines() if "rule.py:" in line]
     errors = [line for line in lines if line.startswith("rule.py:") and ": error: " in line]
     assert [any(line.startswith(said) for line in errors) for said in FOUND] == [True] * len(FOUND), found.stdout
     assert {line.partition(": ")[0] for line in errors} == {"rule.py:7", "rule.py:8", "rule.py:9"}, found.stdout
