@@ -25,25 +25,29 @@ from trinity.synchronizer.served import ServedWeights
 from trinity.utils import failpoints
 
 
-def config_of(train_batch_size: int, max_staleness: int) -> Config:
+def config_of(
+    train_batch_size: int, max_staleness: int | None = None, *, mode: str = "both", sync_interval: int = 1
+) -> Config:
     """Return a fully asynchronous run with eight rollouts a batch."""
+    sync = {"sync_style": "fully_async", "sync_interval": sync_interval, "max_staleness": max_staleness}
     return resolved(
         {
-            "project": "p", "name": "n", "model": {"model_path": "m", "max_model_len": 64},
+            "project": "p", "name": "n", "mode": mode, "model": {"model_path": "m", "max_model_len": 64},
             "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
             "buffer": {
                 "batch_size": 2, "train_batch_size": train_batch_size,
                 "trainer_input": {"experience_buffer": {"name": "e", "path": "p"}},
             },
-            "synchronizer": {"sync_style": "fully_async", "max_staleness": max_staleness, "sync_timeout": 5},
+            "synchronizer": sync | {"sync_timeout": 60},
         }
     )  # fmt: skip
 
 
-async def admitted(config: Config, store: ExperienceStore) -> bool | None:
-    async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(function, *args, **kwargs)
+async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return await asyncio.to_thread(function, *args, **kwargs)
 
+
+async def admitted(config: Config, store: ExperienceStore) -> bool | None:
     schedule = sync_schedule(config)
     assert isinstance(schedule, DynamicSchedule)
     meeting: Any = LocalSynchronizer(schedule, timeout_s=5.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.buffer.store.oracle import experience
-from tests.resolved import resolved
+from tests.explorer.test_admission import call, config_of
 from tests.synchronizer.test_synchronizer import WeightHolder
 from trinity.buffer.store import ExperienceStore
 from trinity.common.config import Config
@@ -24,25 +24,6 @@ from trinity.synchronizer.served import ServedWeights
 from trinity.synchronizer.transport import CheckpointTransport
 
 ROLLOUTS, STEPS = 8, 7
-
-
-def config_of(interval: int) -> Config:
-    """Return a fully asynchronous explorer of two tasks a step, each with four rollouts."""
-    return resolved(
-        {
-            "project": "p", "name": "n", "mode": "explore", "model": {"model_path": "m", "max_model_len": 64},
-            "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
-            "buffer": {
-                "batch_size": 2, "train_batch_size": ROLLOUTS,
-                "trainer_input": {"experience_buffer": {"name": "e", "path": "p"}},
-            },
-            "synchronizer": {"sync_style": "fully_async", "sync_interval": interval, "sync_timeout": 20},
-        }
-    )  # fmt: skip
-
-
-async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 async def explore(config: Config, store: ExperienceStore, synchronizer: FolderSynchronizer, *, pause_s: float) -> None:
@@ -68,7 +49,7 @@ async def train(
     publisher = Publisher(synchronizer, CheckpointTransport(folder))
     token = store.open_consumer(buffer, "trainer", cut=0, **scope)
     for step in range(1, STEPS + 1):
-        batch = await call(store.read_batch, token, ROLLOUTS, timeout_s=20, trained_version=step - 1)
+        batch = await call(store.read_batch, token, ROLLOUTS, timeout_s=60, trained_version=step - 1)
         ages.append([step - 1 - exp.info["model_version"] for exp in batch.experiences])
         store.commit_step(token, step, [exp.eid.uid for exp in batch.experiences])
         if step % interval == 0:
@@ -81,14 +62,14 @@ async def train(
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
 def test_no_side_waits_for_a_version_that_is_not_published(tmp_path: Path, interval: int, pause_s: float) -> None:
     """Every step is a full one under the bound that follows from the interval, whenever the explorer asks."""
-    config = config_of(interval)
+    config = config_of(ROLLOUTS, mode="explore", sync_interval=interval)
     buffer, scope = experience_buffer(config), store_scope(config)
     news = {name: TrainerNews(name=name, interval=interval, rollouts_per_step=ROLLOUTS) for name in ("trainer", "")}
 
     async def run() -> list[list[int]]:
         with ExperienceStore(f"sqlite:///{tmp_path}/e.db") as store:
             of_trainer, of_explorer = (
-                FolderSynchronizer(tmp_path, store, buffer=buffer, scope=scope, timeout_s=20.0, news=each)
+                FolderSynchronizer(tmp_path, store, buffer=buffer, scope=scope, timeout_s=60.0, news=each)
                 for each in news.values()
             )
             await of_trainer.restore(0, None, tickets=(), explorer="explorer")

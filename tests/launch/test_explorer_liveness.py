@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.buffer.store.oracle import experience
 from tests.resolved import resolved
 from trinity.buffer.store import ConsumerToken, ExperienceStore
 from trinity.buffer.store.staleness import StalenessBound
+from trinity.buffer.store.tables import ABSENT
 from trinity.common.config import Config
 from trinity.common.errors import StarvedError
 from trinity.explorer.assembly import experience_buffer, store_scope
@@ -45,11 +48,23 @@ class Explorers:
             self.locks.pop(name).release()
 
     def watch(self) -> None:
-        async def watched() -> None:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(watch_explorers(self.config, self.store), 0.5)
+        """Watch until those that have no lock are known to be absent."""
+        gone = self.store.producers(self.buffer, **self.scope).keys() - self.locks.keys()
 
-        asyncio.run(watched())
+        async def watched() -> None:
+            watching = asyncio.create_task(watch_explorers(self.config, self.store))
+            while self.absent() != gone:
+                await asyncio.wait({watching}, timeout=0.05)
+                assert not watching.done()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+        asyncio.run(asyncio.wait_for(watched(), 60))
+
+    def absent(self) -> set[str]:
+        with closing(sqlite3.connect(self.folder / "experience.db")) as database:
+            found = database.execute("select producer from producer where wait_version = ?", (ABSENT,))
+            return {name for (name,) in found}
 
     def num_read(self, token: ConsumerToken) -> int:
         return len(self.store.read_batch(token, 4, timeout_s=0.5, trained_version=0).experiences)

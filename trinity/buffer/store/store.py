@@ -172,8 +172,7 @@ class ExperienceStore(StoreQueries):
     ) -> int:
         """Append to a text copy the experiences that are only in the log.
 
-        The copy is that of the store unless `backup` is given. This is needed if a run ended between writing both.
-        Return the number of lines.
+        The copy is the store's, or `backup`; a run may have ended between writing both. Return the number of lines.
 
         Raises:
             StoreError: the log or the copy cannot be used.
