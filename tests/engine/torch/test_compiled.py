@@ -36,10 +36,10 @@ def decoder_of(path: Path, dtype: torch.dtype) -> FastDecoder:
     return decoder
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_samples_are_those_of_the_library(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "head_size"), [("llama", 32), ("qwen2", 64), ("qwen3", 96)])
+def test_samples_are_those_of_the_library(family: str, head_size: int, tmp_path: Path) -> None:
     """With and without shared prompts, biases, and norms of queries and keys."""
-    tiny_model(tmp_path, family, max_position_embeddings=256)
+    tiny_model(tmp_path, family, max_position_embeddings=256, head_dim=head_size)
     decoder = decoder_of(tmp_path, torch.float32)
     plain, compiled = (
         run_all(make_batch(tmp_path, decoder, 7, max_length=256, is_compiled=is_compiled), requests())
@@ -51,7 +51,7 @@ def test_samples_are_those_of_the_library(family: str, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_bfloat16_rounds_once(tmp_path: Path) -> None:
     """Log-probabilities are no further from those in float32 than the library's are."""
-    tiny_model(tmp_path, "qwen3", max_position_embeddings=256)
+    tiny_model(tmp_path, "qwen3", max_position_embeddings=256, head_dim=64)
     exact, half = decoder_of(tmp_path, torch.float32), decoder_of(tmp_path, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, 60, (4, 9), generator=generator)
@@ -74,7 +74,7 @@ def test_bfloat16_rounds_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_end_the_run(value: float, tmp_path: Path) -> None:
-    tiny_model(tmp_path, "llama", max_position_embeddings=256)
+    tiny_model(tmp_path, "llama", max_position_embeddings=256, head_dim=32)
     decoder = decoder_of(tmp_path, torch.float32)
     decoder.norm[0] = value
     batch = make_batch(tmp_path, decoder, 2, max_length=256, is_compiled=True)

@@ -23,15 +23,15 @@ class CompiledDecoding:
     """`decode` of a fast decoder, and the draw of its tokens.
 
     Args:
-        decoder: its weights; float32 or bfloat16.
+        decoder: its weights are float32 or bfloat16, its head size a multiple of `choice.HEAD_SIZES`.
         max_length: most keys of a row.
     """
 
     def __init__(self, decoder: FastDecoder, max_length: int) -> None:
         self.decoder = decoder
         self._like = LIKE[decoder.dtype]
-        self._queries = decoder.num_query_heads // decoder.num_kv_heads
-        size = self._queries * (max_length + 1 + 2 * decoder.head_size)
+        queries = decoder.num_query_heads // decoder.num_kv_heads
+        size = decoding.buffer_size(queries, decoder.head_size, max_length + 1)
         self._buffer = torch.empty(size, dtype=torch.float32)
         self._weights = torch.empty(decoder.vocab_size, dtype=torch.float32)
         self._hidden: tuple[Tensor, Tensor] | None = None

@@ -23,7 +23,7 @@ from trinity.engine.torch.kv_cache import KVCache, Prefix
 from trinity.engine.torch.pieces import CausalBiases, Piece
 from trinity.engine.torch.shared_prompts import Group
 from trinity.engine.torch.transfer import upload
-from trinity.utils.fused.choice import uses_kernels
+from trinity.utils.fused.choice import HEAD_SIZES, uses_kernels
 from trinity.utils.products import Weight
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -121,7 +121,8 @@ class FastDecoder:
         self.kv_bytes_per_token = cached * torch.empty((), dtype=dtype).element_size()
         # Same data type as the activations: a float32 table would promote bfloat16 queries and keys.
         self.cos, self.sin = (t.to(device, dtype) for t in rope_tables(config, max_model_len))
-        self.is_compiled = not is_exact and uses_kernels(self._num_elements(), device=device, dtype=dtype)
+        is_served = not is_exact and self.head_size % HEAD_SIZES == 0
+        self.is_compiled = is_served and uses_kernels(self._num_elements(), device=device, dtype=dtype)
         self.embed = self._new(self.vocab_size, config.hidden_size)
         self.head = (
             Weight(self.embed, is_shared=True, is_compiled=self.is_compiled)

@@ -103,10 +103,11 @@ class _Attention(torch.autograd.Function):
     ) -> Float[Tensor, "N Q D"]:
         from trinity.utils.fused import attention  # with Numba, half a second of imports
         from trinity.utils.fused.machine import LIKE
+        from trinity.utils.fused.rows import LOWEST
 
         q, k, v = (in_rows(t) for t in (q, k, v))
         out = torch.zeros(q.shape)
-        state = torch.tensor([float(attention.LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
+        state = torch.tensor([float(LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
         buffer = torch.empty(attention.buffer_size(q.shape[2]))
         tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
         sizes = (*q.shape[:2], *k.shape[1:], len(pairs))

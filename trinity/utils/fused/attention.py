@@ -18,11 +18,12 @@ from numba import njit
 
 from trinity.utils.fused.machine import exponential, kernel, load, pointer
 from trinity.utils.fused.rows import COLUMNS, slopes, weigh
-from trinity.utils.fused.tile import WIDTH, multiply
+from trinity.utils.fused.tile import multiply
+from trinity.utils.fused.vectors import WIDTH
 
 KEYS, QUERIES = COLUMNS, 48
 """Keys and queries of a block: its scores, 12 KB, stay in the first cache."""
-F0, LOWEST = np.float32(0), np.float32(-1e30)
+F0 = np.float32(0)
 PAIR = 5
 """Numbers of a pair of spans: first key, keys, first query, queries, place of the first query among the keys."""
 
@@ -81,7 +82,7 @@ def _weigh(scores: int, row: int, seen: int, state: Any, at: int, out: Any, to: 
     """
     before = state[at]
     top, total = weigh(scores + 4 * row * KEYS, seen, before)
-    if seen > 0 and top != before:
+    if state[at + 1] > F0 and top != before:
         factor = exponential(before - top)
         state[at + 1] *= factor
         for i in range(size):

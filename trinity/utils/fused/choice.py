@@ -10,6 +10,9 @@ import torch
 LEAST_ELEMENTS = 1_000_000
 """Of a smaller model a run is too short to earn the half second that Numba takes to load."""
 
+HEAD_SIZES = 32
+"""Decoding steps serve head sizes that are multiples of this; see `keys.PAIR`."""
+
 
 @functools.cache
 def _is_installed() -> bool:

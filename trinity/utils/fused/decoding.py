@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from trinity.utils.fused.keys import PAIR, add_one, add_two, fetch, score
 from trinity.utils.fused.machine import exponential, kernel, load, pointer, store
+from trinity.utils.fused.rows import COLUMNS, LOWEST, weigh
+from trinity.utils.fused.vectors import WIDTH
 
-F0, HIDDEN = np.float32(0), np.float32(-1e30)
+F0 = np.float32(0)
 
 
 @kernel
@@ -91,65 +94,81 @@ def _queries(x: Any, at: int, q: Any, queries: int, turn: Any, norm: Any, size: 
 
 
 @njit(inline="always")
-def _scores(q: Any, k: Any, at: int, count: int, scores: Any, first: int, row: int, queries: int, size: int) -> None:
-    """Write the scores [M, row] of `count` keys from `first` on."""
-    for j in range(count):
-        key = at + j * size
+def _entered(x: Any, at: tuple[int, int, int], cache: tuple[Any, Any, int], q: Any, turn: Any, norms: Any,
+             sizes: tuple[int, int], eps: float) -> None:  # fmt: skip
+    """Write a head's queries [M, D] to `q`, and to the cache what is new.
+
+    `at` are the places of its queries, key and value; `cache` has the place of the new key and value.
+    """
+    (queries, size), (keys, values, new) = sizes, cache
+    _rotated(x, at[1], keys, new, turn, norms[1], size, eps)
+    for i in range(size):
+        values[new + i] = x[at[2] + i]
+    _queries(x, at[0], q, queries, turn, norms[0], size, eps)
+
+
+@njit(inline="always")
+def _score(q: int, keys: int, at: int, count: int, scores: int, row: int, sizes: tuple[int, int], like: Any) -> None:
+    """Write the scores [M, row] of `count` keys from the place `at` on."""
+    queries, size = sizes
+    for first in range(0, count, COLUMNS):
         for m in range(queries):
-            total = F0
-            for i in range(size):
-                total += q[m * size + i] * load(k, key + i)
-            scores[m * row + first + j] = total
+            for key in range(first, min(first + COLUMNS, count), WIDTH):
+                to = scores + 4 * (m * row + key)
+                score(q + 4 * m * size, keys, at + key * size, min(WIDTH, count - key), size, to, like)
 
 
 @njit(inline="always")
-def _weighted(v: Any, at: int, count: int, scores: Any, first: int, out: Any, size: int) -> None:
-    """Add `count` values [., D], times their weights, to `out` [D]."""
-    j = 0
-    while j + 4 <= count:
-        one, two, three, four = scores[first + j], scores[first + j + 1], scores[first + j + 2], scores[first + j + 3]
-        value = at + j * size
-        for i in range(size):
-            out[i] += (
-                one * load(v, value + i)
-                + two * load(v, value + size + i)
-                + three * load(v, value + 2 * size + i)
-                + four * load(v, value + 3 * size + i)
-            )
-        j += 4
-    while j < count:
-        one = scores[first + j]
-        for i in range(size):
-            out[i] += one * load(v, at + j * size + i)
-        j += 1
-
-
-@njit(inline="always")
-def _exponentials(scores: Any, first: int, count: int) -> Any:
+def _weights(scores: int, count: int) -> Any:
     """Replace scores by exp(score - largest); return the sum."""
-    top, total = HIDDEN, F0
-    for j in range(count):
-        top = max(top, scores[first + j])
-    for j in range(count):
-        weight = exponential(scores[first + j] - top)
-        scores[first + j] = weight
-        total += weight
+    row, (top, total) = pointer(scores, F0), weigh(scores, min(COLUMNS, count), LOWEST)
+    for first in range(COLUMNS, count, COLUMNS):
+        before = top
+        top, more = weigh(scores + 4 * first, min(COLUMNS, count - first), before)
+        if top != before:
+            factor = exponential(before - top)
+            total *= factor
+            for i in range(first):
+                row[i] *= factor
+        total += more
     return total
 
 
 @njit(inline="always")
-def _outputs(scores: Any, shared: Any, own: Any, sums: Any, out: Any, to: int, queries: int, size: int) -> None:
-    """Write the outputs [M, D] over a prompt's values and the row's own."""
-    before, count = shared[2], shared[2] + own[2]
+def _add(
+    weights: int, row: int, values: int, at: int, count: int, sums: int, sizes: tuple[int, int], like: Any
+) -> None:
+    """Add `count` values, times their weights [M, row], to the sums [M, D].
+
+    The first is at the place `at`.
+    """
+    queries, size = sizes
+    for first in range(0, count, COLUMNS):
+        seen = min(COLUMNS, count - first)
+        for m in range(queries):
+            of, place, into, column = weights + 4 * (m * row + first), at + first * size, sums + 4 * m * size, 0
+            while column + 2 * PAIR <= size:
+                add_two(of, values, place + column, seen, size, into + 4 * column, like)
+                column += 2 * PAIR
+            if column < size:
+                add_one(of, values, place + column, seen, size, into + 4 * column, like)
+
+
+@njit(inline="always")
+def _write(sums: Any, totals: Any, out: Any, to: int, sizes: tuple[int, int]) -> None:
+    """Write sums [M, D], divided by their totals [M]."""
+    queries, size = sizes
     for m in range(queries):
-        first = m * count
-        total = _exponentials(scores, first, count)
         for i in range(size):
-            sums[i] = F0
-        _weighted(shared[0], shared[1], before, scores, first, sums, size)
-        _weighted(own[0], own[1], own[2], scores, first + before, sums, size)
-        for i in range(size):
-            store(out, to + m * size + i, sums[i] / total)
+            store(out, to + m * size + i, sums[m * size + i] / totals[m])
+
+
+def buffer_size(queries: int, size: int, length: int) -> int:
+    """Return the size of the buffer of `attend`, in numbers.
+
+    It holds queries, their sums, and scores of up to `length` keys.
+    """
+    return queries * (2 * size + length + COLUMNS)
 
 
 @kernel
@@ -174,10 +193,10 @@ def attend(
         out: [B, Q D].
         tables: cosine and sine [., D], positions [B], and the slots' first positions [B].
         norms: weights [D] of the norms of queries and keys; 0: there are none.
-        cache: keys and values [., H, L, D] of the slots, and L.
+        cache: keys and values [., H, L, D] of the slots, and L; D is a multiple of `PAIR`.
         prompts: for each row, addresses of its prompt's keys and values [H, W, D], their length and W.
         sizes: B, Q, H and D.
-        buffer: float32 of M times all keys of a row, and 2 M D.
+        buffer: see `buffer_size`.
         eps: of the norms.
         like: data type of all of these.
     """
@@ -190,26 +209,25 @@ def attend(
     key_at, value_at = pointer(prompts[0], np.int64(0)), pointer(prompts[1], np.int64(0))
     past, widths = pointer(prompts[2], np.int64(0)), pointer(prompts[3], np.int64(0))
     queries = num_queries // heads
-    q = pointer(buffer, np.float32(0))
-    total_of = pointer(buffer + 4 * queries * size, np.float32(0))
-    scores = pointer(buffer + 8 * queries * size, np.float32(0))
+    sums, scores, shape = buffer + 4 * queries * size, buffer + 8 * queries * size, (queries, size)
+    q, total = pointer(buffer, F0), pointer(sums, F0)
     for row in range(rows):
         at = row * (num_queries + 2 * heads) * size
-        own = positions[row] - starts[row]
-        turn = (cos, sin, positions[row] * size)
-        before, width = past[row], widths[row]
-        keys, values = pointer(key_at[row], like), pointer(value_at[row], like)
-        count = before + own + 1
+        before, own = past[row], positions[row] - starts[row] + 1
+        turn, stride = (cos, sin, positions[row] * size), before + own + COLUMNS
         for head in range(heads):
-            slot = (row * heads + head) * length * size
-            new = slot + own * size
-            _rotated(x, at + (num_queries + head) * size, own_keys, new, turn, key_norm, size, eps)
-            for i in range(size):
-                own_values[new + i] = x[at + (num_queries + heads + head) * size + i]
-            _queries(x, at + head * queries * size, q, queries, turn, query_norm, size, eps)
-            prompt = head * width * size
-            _scores(q, keys, prompt, before, scores, 0, count, queries, size)
-            _scores(q, own_keys, slot, own + 1, scores, before, count, queries, size)
-            to = (row * num_queries + head * queries) * size
-            shared, own_part = (values, prompt, before), (own_values, slot, own + 1)
-            _outputs(scores, shared, own_part, total_of, y, to, queries, size)
+            slot, prompt = (row * heads + head) * length * size, head * widths[row] * size
+            new, key = slot + (own - 1) * size, at + (num_queries + head) * size
+            places, into = (at + head * queries * size, key, key + heads * size), (own_keys, own_values, new)
+            _entered(x, places, into, q, turn, (query_norm, key_norm), shape, eps)
+            for tensor in range(2):
+                fetch(cache[tensor], slot + length * size, own * size, like)
+            _score(buffer, key_at[row], prompt, before, scores, stride, shape, like)
+            _score(buffer, cache[0], slot, own, scores + 4 * before, stride, shape, like)
+            for i in range(queries * size):
+                total[i] = F0
+            for m in range(queries):
+                q[m] = _weights(scores + 4 * m * stride, before + own)
+            _add(scores, stride, value_at[row], prompt, before, sums, shape, like)
+            _add(scores + 4 * before, stride, cache[1], slot, own, sums, shape, like)
+            _write(total, q, y, (row * num_queries + head * queries) * size, shape)

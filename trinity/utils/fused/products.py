@@ -2,7 +2,7 @@
 
 MKL takes twice the time with few rows on processors that are not Intel's, and a tenth more with many.
 
-Dimension key: N = rows, I = inputs, O = outputs, W = `tile.WIDTH`.
+Dimension key: N = rows, I = inputs, O = outputs, W = `vectors.WIDTH`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
-from trinity.utils.fused.tile import WIDTH, multiply
+from trinity.utils.fused.tile import multiply
+from trinity.utils.fused.vectors import WIDTH
 
 ROWS, TERMS = 192, 512
 """Rows and terms of a block: its part of the input, 400 KB, stays in the second cache."""

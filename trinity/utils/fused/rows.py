@@ -1,7 +1,7 @@
 """Rows of attention scores, turned into weights and their gradients.
 
-Written out in the compiler's own language, as `tile` is: it makes no vectors of a largest number that a row has, since
-that would lose NaN, nor of a loop whose end varies. What a query does not see is set to zero, whatever is there.
+The compiler makes no vectors of a largest number that a row has, since that would lose NaN. What a query does not see
+is set to zero, whatever is there.
 
 Dimension key: W = `COLUMNS`.
 """
@@ -11,18 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from trinity.utils.fused.tile import WIDTH
+from trinity.utils.fused.vectors import (
+    INDEX,
+    INDICES,
+    NOTHING,
+    VECTOR,
+    WIDTH,
+    WORD,
+    WORDS,
+    called,
+    equal,
+    pointed,
+    spread,
+)
 
 COLUMNS = 64
 """Scores of a row: four vectors with AVX-512."""
-_FLOAT, _WORD, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_VECTOR, _WORDS, _INDICES = (ir.VectorType(kind, WIDTH) for kind in (_FLOAT, _WORD, _INDEX))
-_LOWEST = -1e30
+LOWEST = np.float32(-1e30)
+"""Stands for the largest score where there is none yet."""
 _POLYNOMIAL = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
 
@@ -38,14 +49,14 @@ def weigh(typingctx: Any, scores: Any, seen: Any, top: Any) -> Any:
         address, count, before = arguments
         places, masks = _places(builder, address), _masks(builder, count)
         rows = [builder.load(place, align=4) for place in places]
-        hidden = [builder.select(mask, row, _all(_LOWEST)) for mask, row in zip(masks, rows, strict=True)]
-        largest = _spread(builder, before)
+        hidden = [builder.select(mask, row, equal(float(LOWEST))) for mask, row in zip(masks, rows, strict=True)]
+        largest = spread(builder, before)
         for row in hidden:
             largest = _larger(builder, row, largest)
         highest = _reduced(builder, largest, _larger)
-        largest, total = _spread(builder, highest), _all(0.0)
+        largest, total = spread(builder, highest), equal(0.0)
         for place, mask, row in zip(places, masks, rows, strict=True):
-            weight = builder.select(mask, _exponential(builder, builder.fsub(row, largest)), _all(0.0))
+            weight = builder.select(mask, _exponential(builder, builder.fsub(row, largest)), equal(0.0))
             builder.store(weight, place, align=4)
             total = builder.fadd(total, weight)
         parts = [highest, _reduced(builder, total, lambda builder, a, b: builder.fadd(a, b))]
@@ -64,41 +75,27 @@ def slopes(typingctx: Any, scores: Any, products: Any, seen: Any, lse: Any, delt
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first, second, count, one, other = arguments
-        one, other = _spread(builder, one), _spread(builder, other)
+        one, other = spread(builder, one), spread(builder, other)
         masks = _masks(builder, count)
         for place, into, mask in zip(_places(builder, first), _places(builder, second), masks, strict=True):
             score, product = builder.load(place, align=4), builder.load(into, align=4)
-            weight = builder.select(mask, _exponential(builder, builder.fsub(score, one)), _all(0.0))
+            weight = builder.select(mask, _exponential(builder, builder.fsub(score, one)), equal(0.0))
             slope = builder.fmul(weight, builder.fsub(product, other))
             builder.store(weight, place, align=4)
-            builder.store(builder.select(mask, slope, _all(0.0)), into, align=4)
+            builder.store(builder.select(mask, slope, equal(0.0)), into, align=4)
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _all(number: float) -> ir.Constant:
-    return ir.Constant(_VECTOR, [number] * WIDTH)
-
-
-def _spread(builder: Any, number: Any, vector: Any = _VECTOR) -> Any:
-    """Return a vector of equal numbers."""
-    nothing = ir.Constant(vector, ir.Undefined)
-    lanes = ir.Constant(_INDICES, [0] * WIDTH)
-    return builder.shuffle_vector(builder.insert_element(nothing, number, _INDEX(0)), nothing, lanes)
-
-
 def _places(builder: Any, address: Any) -> list[Any]:
-    return [
-        builder.inttoptr(builder.add(address, _WORD(4 * start)), _VECTOR.as_pointer())
-        for start in range(0, COLUMNS, WIDTH)
-    ]
+    return [pointed(builder, builder.add(address, WORD(4 * start))) for start in range(0, COLUMNS, WIDTH)]
 
 
 def _masks(builder: Any, count: Any) -> list[Any]:
     """Return for each vector of a row which of its numbers are seen."""
-    count = _spread(builder, count, _WORDS)
-    lanes = [ir.Constant(_WORDS, list(range(start, start + WIDTH))) for start in range(0, COLUMNS, WIDTH)]
+    count = spread(builder, count, WORDS)
+    lanes = [ir.Constant(WORDS, list(range(start, start + WIDTH))) for start in range(0, COLUMNS, WIDTH)]
     return [builder.icmp_signed("<", lane, count) for lane in lanes]
 
 
@@ -108,29 +105,23 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _reduced(builder: Any, vector: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
-    nothing, half = ir.Constant(_VECTOR, ir.Undefined), WIDTH // 2
+    half = WIDTH // 2
     while half:
-        lanes = ir.Constant(_INDICES, [(lane + half) % WIDTH for lane in range(WIDTH)])
-        vector, half = combine(builder, vector, builder.shuffle_vector(vector, nothing, lanes)), half // 2
-    return builder.extract_element(vector, _INDEX(0))
-
-
-def _called(builder: Any, name: str, *arguments: Any) -> Any:
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * len(arguments))
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{WIDTH}f32")
-    return builder.call(function, list(arguments))
+        lanes = ir.Constant(INDICES, [(lane + half) % WIDTH for lane in range(WIDTH)])
+        vector, half = combine(builder, vector, builder.shuffle_vector(vector, NOTHING, lanes)), half // 2
+    return builder.extract_element(vector, INDEX(0))
 
 
 def _exponential(builder: Any, x: Any) -> Any:
     """Return e^x; see `machine.exponential`. NaN stays NaN."""
     for bound, beyond in ((-87.0, "<"), (88.0, ">")):
-        x = builder.select(builder.fcmp_ordered(beyond, x, _all(bound)), _all(bound), x)
-    whole = _called(builder, "floor", _called(builder, "fma", x, _all(1.44269504), _all(0.5)))
-    r = _called(builder, "fma", whole, _all(-0.693359375), x)
-    r = _called(builder, "fma", whole, _all(2.12194440e-4), r)
-    p = _all(1.9875691500e-4)
+        x = builder.select(builder.fcmp_ordered(beyond, x, equal(bound)), equal(bound), x)
+    whole = called(builder, "floor", called(builder, "fma", x, equal(1.44269504), equal(0.5)))
+    r = called(builder, "fma", whole, equal(-0.693359375), x)
+    r = called(builder, "fma", whole, equal(2.12194440e-4), r)
+    p = equal(1.9875691500e-4)
     for term in _POLYNOMIAL:
-        p = _called(builder, "fma", p, r, _all(term))
-    p = _called(builder, "fma", builder.fmul(p, r), r, builder.fadd(r, _all(1.0)))
-    power = builder.add(builder.fptosi(whole, _INDICES), ir.Constant(_INDICES, [127] * WIDTH))
-    return builder.fmul(p, builder.bitcast(builder.shl(power, ir.Constant(_INDICES, [23] * WIDTH)), _VECTOR))
+        p = called(builder, "fma", p, r, equal(term))
+    p = called(builder, "fma", builder.fmul(p, r), r, builder.fadd(r, equal(1.0)))
+    power = builder.add(builder.fptosi(whole, INDICES), ir.Constant(INDICES, [127] * WIDTH))
+    return builder.fmul(p, builder.bitcast(builder.shl(power, ir.Constant(INDICES, [23] * WIDTH)), VECTOR))
