@@ -66,7 +66,7 @@ class StoreWriter:
         self.store = store
         self.buffer = buffer
         self.run = run
-        store.open_producer(buffer, "writer", run=run)
+        store.open_producer(buffer, "writer", run=run, is_scheduled=False)
         self.step = store.finished_step(buffer, "writer", run=run)
 
     def write(self, experiences: Sequence[Experience]) -> AppendResult:

@@ -27,6 +27,7 @@ class Producer:
         name: of the explorer.
         scope: `run` and `stage` of the rows.
         inputs: what comes into the pipeline, where it is kept.
+        is_scheduled: it says when it waits for weights; a service, which appends at any time, does not.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Producer:
         name: str,
         scope: Mapping[str, str],
         inputs: PipelineInput | None = None,
+        is_scheduled: bool = True,
     ) -> None:
         self.store = store
         self.buffer = buffer
@@ -45,10 +47,13 @@ class Producer:
         self.scope = dict(scope)
         self._call = call
         self._inputs = inputs
+        self._is_scheduled = is_scheduled
 
     async def open(self) -> None:
         """Announce the producer."""
-        await self._call(self.store.open_producer, self.buffer, self.name, **self.scope)
+        await self._call(
+            self.store.open_producer, self.buffer, self.name, is_scheduled=self._is_scheduled, **self.scope
+        )
         if self._inputs is not None:
             finished = await self._call(self.store.finished_step, self.buffer, self.name, **self.scope)
             await self._call(self._inputs.open, finished)

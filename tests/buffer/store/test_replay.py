@@ -177,6 +177,19 @@ def test_a_patient_reader_waits_until_the_producers_wait(make: Make) -> None:
     assert len(store.read_batch(token, 2, timeout_s=60, trained_version=0).experiences) == 2
 
 
+def test_a_patient_reader_takes_full_batches_of_a_service_which_never_waits(make: Make) -> None:
+    """It would wait for that until its deadline, in every step."""
+    store, token = make(is_patient=True)
+    store.capacity = 4
+    store.open_producer(BUFFER, PRODUCER, run=RUN, is_scheduled=False)
+    append(store, 1, 4)
+    assert store._try_read(token, 5, is_last=False, trained_version=0) is None, "more may come at any time"
+    assert not store.wait_for_room(BUFFER, PRODUCER, timeout_s=0.0, run=RUN)
+    train(store, token, 1, 2)
+    assert store.wait_for_room(BUFFER, PRODUCER, timeout_s=0.0, run=RUN)
+    assert train(store, token, 2, 2) == ["1/2", "1/3"]
+
+
 def test_without_a_bound_the_buffer_ends_with_its_last_new_rollout(make: Make, clock: Clock) -> None:
     store, token = make(is_bounded=False)
     append(store, 1, 2)

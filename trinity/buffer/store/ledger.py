@@ -18,6 +18,7 @@ from trinity.buffer.store.pruning import PRUNED
 from trinity.buffer.store.scope import Scope, among, chunks
 from trinity.buffer.store.tables import (
     ABSENT,
+    AT_ANY_TIME,
     BLOB,
     CONSUMER,
     EXPERIENCE,
@@ -42,11 +43,13 @@ class Producers:
         open: producers not finished.
         waiting: open producers that append nothing before the next model version. One that has died is among them
             unless all have: then it is waited for.
+        unscheduled: open producers that append at any time, such as a service.
     """
 
     known: int
     open: int
     waiting: int
+    unscheduled: int = 0
 
     @property
     def is_closed(self) -> bool:
@@ -125,7 +128,8 @@ def producers(
         waits = [None if wait == NO_ROOM else wait for wait in waits]
     present = [wait for wait in waits if wait != ABSENT]
     waiting = sum(1 for wait in present if wait is not None and trained_version is not None and wait > trained_version)
-    return Producers(known=len(rows), open=len(waits), waiting=waiting + (len(waits) - len(present) if present else 0))
+    waiting += len(waits) - len(present) if present else 0
+    return Producers(known=len(rows), open=len(waits), waiting=waiting, unscheduled=present.count(AT_ANY_TIME))
 
 
 def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: int) -> int:

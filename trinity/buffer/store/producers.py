@@ -13,7 +13,7 @@ from trinity.buffer.store.database import Database, reconnecting
 from trinity.buffer.store.pruning import NewestSteps
 from trinity.buffer.store.scope import Scope
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
-from trinity.buffer.store.tables import ABSENT, NO_ROOM, PRODUCER, SNAPSHOT
+from trinity.buffer.store.tables import ABSENT, AT_ANY_TIME, NO_ROOM, PRODUCER, SNAPSHOT
 
 POLL_S = 0.2
 
@@ -39,14 +39,22 @@ class ProducerBoard:
         self._database = database
         self._changed = threading.Condition()
         self._scopes: dict[tuple[str, str], Scope] = {}
+        self._unscheduled: set[tuple[Scope, str]] = set()
 
     @reconnecting
-    def open_producer(self, buffer: str, producer: str, *, run: str, stage: str = "") -> None:
-        """Register `producer`, so that readers wait for it until it is closed."""
+    def open_producer(
+        self, buffer: str, producer: str, *, run: str, stage: str = "", is_scheduled: bool = True
+    ) -> None:
+        """Register `producer`, so that readers wait for it until it is closed.
+
+        One that is not scheduled never says that it waits, so a patient reader does not wait for that (`Replay`).
+        """
         scope = Scope(run, stage, buffer)
         self._scopes[buffer, producer] = scope
+        if not is_scheduled:
+            self._unscheduled.add((scope, producer))
         with self._database.write() as connection:
-            values = {"is_open": 1, "wait_version": None}
+            values = {"is_open": 1, "wait_version": self._busy(scope, producer)}
             ledger.upsert_producer(connection, scope, producer=producer, values=values)
 
     @reconnecting
@@ -190,7 +198,7 @@ class ProducerBoard:
                 has_room = ledger.num_waiting(connection, scope) < self.capacity
             if has_room or not is_told:
                 with self._database.write() as connection:
-                    values = {"wait_version": None if has_room else NO_ROOM}
+                    values = {"wait_version": self._busy(scope, producer) if has_room else NO_ROOM}
                     ledger.upsert_producer(connection, scope, producer=producer, values=values)
                 is_told = True
                 self._notify()
@@ -200,6 +208,10 @@ class ProducerBoard:
                 if self._database.is_open:
                     self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
         return True
+
+    def _busy(self, scope: Scope, producer: str) -> int | None:
+        """Return what says that a producer of this object does not wait."""
+        return AT_ANY_TIME if (scope, producer) in self._unscheduled else None
 
     def _notify(self) -> None:
         with self._changed:

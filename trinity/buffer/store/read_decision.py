@@ -67,9 +67,8 @@ def decide_read(
             return ReadDecision(ready >= n or takes_less, takes_less, state.is_idle, is_drained)
         if not state.is_closed:
             limits = Limits(n, max_version=version)
-            is_due = takes_less or (
-                not replay.is_patient and most_claimable(connection, token, limits, replay=replay) >= n
-            )
+            is_patient = replay.is_patient and not state.unscheduled
+            is_due = takes_less or (not is_patient and most_claimable(connection, token, limits, replay=replay) >= n)
             return ReadDecision(is_due, takes_less, state.is_idle, False)
         have = held(connection, scope, consumer=token.consumer, replay=replay, max_version=version)
     return _at_the_end(have, is_last=is_last, replay=replay)

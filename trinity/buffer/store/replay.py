@@ -42,7 +42,7 @@ class Replay:
         cooldown_s: pause between two uses of a rollout in seconds.
         capacity: experiences that may be used, at most; beyond it the lowest priorities leave the buffer.
         is_patient: claim only when the producers wait for weights or are finished, so that what is there follows
-            from the schedule and not from timing.
+            from the schedule and not from timing; unless a producer follows no schedule.
         is_bounded: the trainer stops by itself: rollouts are used again when the producers are finished and no
             new ones are left.
     """

@@ -10,6 +10,7 @@ from trinity.common.schema.sql_schema import Base, ExperienceBlobModel, Experien
 SCHEMA_VERSION = 5
 NO_ROOM = 2**31 - 1
 ABSENT = NO_ROOM - 1
+AT_ANY_TIME = -1
 
 
 class SchemaModel(Base):
@@ -32,7 +33,8 @@ class ProducerModel(Base):
     Attributes:
         is_open: 1 until the producer says that it is finished.
         wait_version: nothing is appended before this model version is published; `NO_ROOM`: before the trainer has
-            taken something from a full queue; `ABSENT`: before the producer, which has died, is started again.
+            taken something from a full queue; `ABSENT`: before the producer, which has died, is started again;
+            `AT_ANY_TIME`: it follows no schedule and never waits for a version.
         finished_step: last explore step that is complete in the log.
     """
 

@@ -86,7 +86,8 @@ class ProxyService:
         self._engine, self._auxiliary = engine, tuple(auxiliary_models)
         self._io, self._record_io = WorkerThread(f"{name}_io"), WorkerThread(f"{name}_record")
         self._record = CallRecord(record_url(config), run=scope["run"], producer=name, limit=limit)
-        self._producer = Producer(store, self._io.call, buffer=experience_buffer(config), name=name, scope=scope)
+        buffer = experience_buffer(config)
+        self._producer = Producer(store, self._io.call, buffer=buffer, name=name, scope=scope, is_scheduled=False)
         self._served = ServedWeights(synchronizer, engine, explorer=name)
         self._pipeline = build_pipeline(config)
         self._committer = Committer(
