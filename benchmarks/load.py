@@ -170,6 +170,9 @@ def main() -> None:
         print(json.dumps(asyncio.run(clients(options.clients, sys.stdin.read(), options.requests))))
         return
     sys.path.insert(0, str(ROOT))
+    import torch
+
+    torch.set_num_threads(1)  # as in a run; the threads of a second core would wait for each other in a loop
     rows = [measured(bound, options.requests) for bound in (max(1024, options.requests), options.bound)]
     if options.json:
         print(json.dumps(rows))
