@@ -94,7 +94,7 @@ def test_what_a_selector_knows_outlives_a_kill(tmp_path: Path) -> None:
     changes = SETTINGS | {"buffer__total_steps": 4}
     whole = run_plugin(tmp_path / "whole", PLUGIN, **changes)
     run = prepared_plugin(tmp_path / "parts", PLUGIN, **changes)
-    assert run.finish(failpoints="train.before_step=kill@3").status != 0
+    assert run.finish(failpoints="store.append.before_commit=kill@3").status != 0
     assert run.finish().status == 0
     chosen = [{json.dumps(line) for line in _chosen(each)} for each in (whole, run)]
     assert chosen[0] == chosen[1] and "[6, [[3, 2], [1, 0], [3, 2]]]" in chosen[0]

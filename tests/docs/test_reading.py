@@ -36,7 +36,8 @@ from trinity.common.rewards import REWARD_FUNCTIONS
 @REWARD_FUNCTIONS.register_module("digits")
 def digits(response, truth, tolerance=0.0):
     share = sum(map(str.isdigit, response)) / max(len(response), 1)
-    return {"digits": 0.9 * share + tolerance, "long": len(response) / 50 if int(truth) % 4 == 1 else 0.0}
+    coin = sum(map(ord, response)) % 2  # so that responses to one task differ, whatever the arithmetic samples
+    return {"digits": 0.1 * share + 0.8 * coin + tolerance, "long": len(response) / 50 if int(truth) % 4 == 1 else 0.0}
 """
 
 
