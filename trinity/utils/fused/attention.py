@@ -21,8 +21,8 @@ from trinity.utils.fused.rows import COLUMNS, slopes, weigh
 from trinity.utils.fused.tile import multiply
 from trinity.utils.fused.vectors import WIDTH
 
-KEYS, QUERIES = COLUMNS, 48
-"""Keys and queries of a block: its scores, 12 KB, stay in the first cache."""
+KEYS, QUERIES = COLUMNS, 24
+"""Keys and queries of a block: its scores, 6 KB, stay in the first cache."""
 F0 = np.float32(0)
 PAIR = 5
 """Numbers of a pair of spans: first key, keys, first query, queries, place of the first query among the keys."""
@@ -45,25 +45,28 @@ def _copied(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> N
 
 
 @njit(inline="always")
-def _in_panels(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> int:
-    """Write rows [K, D] as float32 panels [., D, WIDTH]; return their number.
-
-    The last one is filled up with zeros.
-    """
-    panels = (rows + WIDTH - 1) // WIDTH
-    for row in range(panels * WIDTH):
-        to = (row // WIDTH) * WIDTH * size + row % WIDTH
-        for i in range(size):
-            out[to + i * WIDTH] = load(x, at + row * distance + i) if row < rows else F0
-    return panels
+def _panels(rows: int) -> int:
+    return (rows + WIDTH - 1) // WIDTH
 
 
 @njit(inline="always")
-def _products(rows: int, distance: int, panels: int, out: int, count: int, size: int, num_panels: int) -> None:
-    """Write the products [count, KEYS] of rows with all packed keys."""
-    for panel in range(num_panels):
+def _in_panels(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> None:
+    """Write rows [K, D] as float32 panels [., D, WIDTH].
+
+    The last one is filled up with zeros.
+    """
+    for row in range(_panels(rows) * WIDTH):
+        to = (row // WIDTH) * WIDTH * size + row % WIDTH
+        for i in range(size):
+            out[to + i * WIDTH] = load(x, at + row * distance + i) if row < rows else F0
+
+
+@njit(inline="always")
+def _products(rows: int, panels: int, out: int, count: int, size: int, num_keys: int) -> None:
+    """Write the products [count, KEYS] of rows [count, D] with packed keys."""
+    for panel in range(_panels(num_keys)):
         place = panels + 4 * panel * WIDTH * size
-        multiply(rows, (distance, 1), place, out + 4 * panel * WIDTH, (WIDTH, KEYS), count, size, False)
+        multiply(rows, (size, 1), place, out + 4 * panel * WIDTH, (WIDTH, KEYS), count, size, False)
 
 
 @njit(inline="always")
@@ -75,13 +78,13 @@ def _sums(a: int, of_a: tuple[int, int], b: int, c: int, steps: tuple[int, int],
 
 
 @njit(inline="always")
-def _weigh(scores: int, row: int, seen: int, state: Any, at: int, out: Any, to: int, size: int) -> None:
+def _weigh(scores: int, columns: int, seen: int, state: Any, at: int, out: Any, to: int, size: int) -> None:
     """Replace a row of scores by weights, relative to its new largest score.
 
     The row's sum and output are brought to it.
     """
     before = state[at]
-    top, total = weigh(scores + 4 * row * KEYS, seen, before)
+    top, total = weigh(scores, columns, seen, before)
     if state[at + 1] > F0 and top != before:
         factor = exponential(before - top)
         state[at + 1] *= factor
@@ -102,7 +105,7 @@ def _end(table: Any, begin: int, num_pairs: int) -> int:
 
 @njit(inline="always")
 def _attend(
-    tensors: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int, token: int, rows: int,
+    tensors: Any, distances: Any, sizes: Any, buffer: int, head: int, count: int, place: int, token: int, rows: int,
     like: Any,
 ) -> None:  # fmt: skip
     """Add a block of keys to the outputs of some neighbouring queries.
@@ -110,18 +113,17 @@ def _attend(
     The first query is `place` keys after the first key.
     """
     _, num_queries, heads, size, _ = sizes
-    count, panels = block
     repeat, of_out = num_queries // heads, num_queries * size
     keys_at = buffer + 4 * QUERIES * KEYS
     queries = keys_at + 8 * KEYS * size
     q, out, state = pointer(tensors[0], like), pointer(tensors[3], F0), pointer(tensors[4], F0)
     for query in range(head * repeat, (head + 1) * repeat):
         _copied(q, token * distances[0] + query * size, distances[0], pointer(queries, F0), rows, size)
-        _products(queries, size, keys_at, buffer, rows, size, panels)
+        _products(queries, keys_at, buffer, rows, size, count)
         for row in range(rows):
             seen = max(0, min(count, place + row + 1))
             where = (token + row) * num_queries + query
-            _weigh(buffer, row, seen, state, 2 * where, out, where * size, size)
+            _weigh(buffer + 4 * row * KEYS, count, seen, state, 2 * where, out, where * size, size)
         into = tensors[3] + 4 * (token * of_out + query * size)
         _sums(buffer, (KEYS, 1), keys_at + 4 * KEYS * size, into, (size, of_out), rows, count, size)
 
@@ -136,7 +138,7 @@ def _forward_keys(
     table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], like), pointer(tensors[2], like)
     keys_at = buffer + 4 * QUERIES * KEYS
     count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
-    panels = _in_panels(k, key * distances[1] + head * size, distances[1], pointer(keys_at, none), count, size)
+    _in_panels(k, key * distances[1] + head * size, distances[1], pointer(keys_at, none), count, size)
     values = pointer(keys_at + 4 * KEYS * size, none)
     _copied(v, key * distances[2] + head * size, distances[2], values, count, size)
     for pair in range(begin, end):
@@ -144,8 +146,8 @@ def _forward_keys(
         for at in range(0, num_tokens, QUERIES):
             rows = min(QUERIES, num_tokens - at)
             if place + at + rows > 0:
-                block = (count, panels)
-                _attend(tensors, distances, sizes, buffer, head, block, place + at, token + at, rows, like)
+                seen = min(count, place + at + rows)  # by the last of them
+                _attend(tensors, distances, sizes, buffer, head, seen, place + at, token + at, rows, like)
 
 
 @kernel
@@ -186,7 +188,7 @@ def forward(
 
 @njit(inline="always")
 def _derive(
-    tensors: Any, given: Any, found: Any, distances: Any, sizes: Any, buffer: int, head: int, block: Any, place: int,
+    tensors: Any, given: Any, found: Any, distances: Any, sizes: Any, buffer: int, head: int, count: int, place: int,
     token: int, rows: int, like: Any,
 ) -> None:  # fmt: skip
     """Add the gradients of a block of keys and of some queries.
@@ -194,7 +196,6 @@ def _derive(
     See `_attend`.
     """
     _, num_queries, heads, size, _ = sizes
-    count, panels = block
     repeat, of_out, of_q = num_queries // heads, num_queries * size, distances[0]
     none, step = np.float32(0), 4 * KEYS * size
     q, grad = pointer(tensors[0], like), pointer(given[0], like)
@@ -204,12 +205,13 @@ def _derive(
     for query in range(head * repeat, (head + 1) * repeat):
         _copied(q, token * of_q + query * size, of_q, pointer(queries, none), rows, size)
         _copied(grad, token * of_out + query * size, of_out, pointer(grads, none), rows, size)
-        _products(queries, size, blocks, weights, rows, size, panels)
-        _products(grads, size, blocks + step, products, rows, size, panels)
+        _products(queries, blocks, weights, rows, size, count)
+        _products(grads, blocks + step, products, rows, size, count)
         for row in range(rows):
             seen = max(0, min(count, place + row + 1))
             where = (token + row) * num_queries + query
-            slopes(weights + 4 * row * KEYS, products + 4 * row * KEYS, seen, state[2 * where], deltas[where])
+            of, to = weights + 4 * row * KEYS, products + 4 * row * KEYS
+            slopes(of, to, count, seen, state[2 * where], deltas[where])
         into = found[0] + 4 * (token * of_out + query * size)
         _sums(products, (KEYS, 1), blocks + 2 * step, into, (size, of_out), rows, count, size)
         _sums(products, (1, KEYS), queries, blocks + 3 * step, (size, size), count, rows, size)
@@ -228,7 +230,7 @@ def _backward_keys(
     blocks, step = buffer + 8 * QUERIES * KEYS, 4 * KEYS * size
     count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
     from_k, from_v = key * distances[1] + head * size, key * distances[2] + head * size
-    panels = _in_panels(k, from_k, distances[1], pointer(blocks, none), count, size)
+    _in_panels(k, from_k, distances[1], pointer(blocks, none), count, size)
     _in_panels(v, from_v, distances[2], pointer(blocks + step, none), count, size)
     _copied(k, from_k, distances[1], pointer(blocks + 2 * step, none), count, size)
     sums = pointer(blocks + 3 * step, none)
@@ -239,10 +241,8 @@ def _backward_keys(
         for at in range(0, num_tokens, QUERIES):
             rows = min(QUERIES, num_tokens - at)
             if place + at + rows > 0:
-                block = (count, panels)
-                _derive(
-                    tensors, given, found, distances, sizes, buffer, head, block, place + at, token + at, rows, like
-                )
+                seen = min(count, place + at + rows)  # by the last of them
+                _derive(tensors, given, found, distances, sizes, buffer, head, seen, place + at, token + at, rows, like)
     grad_k, grad_v = pointer(found[1], none), pointer(found[2], none)
     for row in range(count):
         to = ((key + row) * heads + head) * size

@@ -121,10 +121,11 @@ def _score(q: int, keys: int, at: int, count: int, scores: int, row: int, sizes:
 @njit(inline="always")
 def _weights(scores: int, count: int) -> Any:
     """Replace scores by exp(score - largest); return the sum."""
-    row, (top, total) = pointer(scores, F0), weigh(scores, min(COLUMNS, count), LOWEST)
+    row, (top, total) = pointer(scores, F0), weigh(scores, count, min(COLUMNS, count), LOWEST)
     for first in range(COLUMNS, count, COLUMNS):
         before = top
-        top, more = weigh(scores + 4 * first, min(COLUMNS, count - first), before)
+        seen = min(COLUMNS, count - first)
+        top, more = weigh(scores + 4 * first, seen, seen, before)
         if top != before:
             factor = exponential(before - top)
             total *= factor

@@ -15,8 +15,8 @@ from numba.core import cgutils
 
 WIDTH = 16
 """Numbers of a vector: two registers with AVX2, one with AVX-512."""
-FLOAT, HALF, INDEX, WORD = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-VECTOR, HALVES, INDICES, WORDS = (ir.VectorType(kind, WIDTH) for kind in (FLOAT, HALF, INDEX, WORD))
+FLOAT, INDEX, WORD = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+VECTOR, INDICES = (ir.VectorType(kind, WIDTH) for kind in (FLOAT, INDEX))
 LINE = 64
 """Bytes of a line of memory."""
 NOTHING = ir.Constant(VECTOR, ir.Undefined)
