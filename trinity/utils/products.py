@@ -45,9 +45,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Return grad^T x [O, I], of `grad` [N, O] and `x` [N, I].
 
-    In bfloat16 oneDNN copies the transposed factor before it multiplies, so that is the smaller one.
+    In bfloat16 oneDNN copies the transposed factor before it multiplies. Where it multiplies in tiles (AMX), that takes
+    longer than to transpose the result, so the smaller factor is copied.
     """
-    if grad.dtype == torch.bfloat16 and grad.device.type == "cpu" and grad.shape[1] > x.shape[1]:
+    is_copied = grad.dtype == torch.bfloat16 and grad.device.type == "cpu" and torch.cpu._is_amx_tile_supported()
+    if is_copied and grad.shape[1] > x.shape[1]:
         return torch.mm(x.t(), grad).t()
     return matmul(grad.t(), x)
 
