@@ -48,7 +48,6 @@ def test_samples_are_those_of_the_library(family: str, head_size: int, tmp_path:
     assert largest_difference(plain, compiled) < 3e-6
 
 
-@pytest.mark.nightly
 def test_bfloat16_rounds_once(tmp_path: Path) -> None:
     """Log-probabilities are no further from those in float32 than the library's are."""
     tiny_model(tmp_path, "qwen3", max_position_embeddings=256, head_dim=64)

@@ -121,10 +121,10 @@ def _score(q: int, keys: int, at: int, count: int, scores: int, row: int, sizes:
 @njit(inline="always")
 def _weights(scores: int, count: int) -> Any:
     """Replace scores by exp(score - largest); return the sum."""
-    row, (top, total) = pointer(scores, F0), weigh(scores, count, min(COLUMNS, count), LOWEST)
+    row, seen = pointer(scores, F0), min(COLUMNS, count)
+    top, total = weigh(scores, seen, seen, LOWEST)
     for first in range(COLUMNS, count, COLUMNS):
-        before = top
-        seen = min(COLUMNS, count - first)
+        before, seen = top, min(COLUMNS, count - first)
         top, more = weigh(scores + 4 * first, seen, seen, before)
         if top != before:
             factor = exponential(before - top)
