@@ -193,7 +193,6 @@ def store_sides(folder: Path, *, steps: int, rows: int, repeats: int) -> Row:
     One appends, as an explorer does, and this one claims and commits, as a trainer does; each call is durable. It is
     done `repeats` times, with the median, the least and the most as the result.
     """
-    collect_seldom()
     found = [rows_per_s_of_two(folder, steps=steps, rows=rows) for _ in range(repeats)]
     return {"rows": steps * rows, "per_s": median(found), "least_per_s": min(found), "most_per_s": max(found)}
 

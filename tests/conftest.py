@@ -124,9 +124,10 @@ def _file_by_itself() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _process_as_before() -> Iterator[None]:
-    """Leave the process as it was: a run in it sets threads, determinism, log and environment."""
+    """Leave the process as it was: a run in it sets threads, determinism, collector, log and environment."""
     import torch
 
+    collector = gc.get_threshold()
     threads, dtype, precision = torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()
     root = logging.getLogger(ROOT)
     handlers, level = list(root.handlers), root.level
@@ -135,6 +136,7 @@ def _process_as_before() -> Iterator[None]:
     root.propagate = True
     with environment({}):
         yield
+    gc.set_threshold(*collector)
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)

@@ -6,6 +6,8 @@ import copy
 import json
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -304,10 +306,29 @@ def test_a_server_that_starts_again_is_waited_for(postgresql: Server) -> None:
     with engine_of(url).begin() as connection:
         connection.execute(text("CREATE TABLE task (number INTEGER PRIMARY KEY, question TEXT)"))
         connection.execute(text("INSERT INTO task VALUES (1, '1+1=')"))
-    postgresql.stop()
-    start = threading.Timer(1.0, postgresql.start)
+    with starting_again(postgresql):
+        assert load_sql_table(url, name="task", schema="task").row(0).values["question"] == "1+1="
+
+
+def test_a_server_that_starts_again_is_waited_for_by_a_reader_of_payloads(
+    tokenizer: PreTrainedTokenizerFast, postgresql: Server
+) -> None:
+    url = postgresql.database()
+    made = [recorded(tokenizer, 1, run) for run in range(3)]
+    with ExperienceStore(url) as store:
+        store.append("experts", made, run="p/run", producer="explorer", explore_step=1)
+    reader = reader_of(url, tokenizer, "experience", shuffle=False)
+    with starting_again(postgresql):
+        assert [exp.tokens.tolist() for exp in reader.read(3)] == [exp.tokens.tolist() for exp in made]
+
+
+@contextmanager
+def starting_again(server: Server) -> Iterator[None]:
+    """Stop the server, and start it a second later."""
+    server.stop()
+    start = threading.Timer(1.0, server.start)
     start.start()
     try:
-        assert load_sql_table(url, name="task", schema="task").row(0).values["question"] == "1+1="
+        yield
     finally:
         start.join()

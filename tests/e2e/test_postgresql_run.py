@@ -63,8 +63,10 @@ def test_nothing_is_lost_and_nothing_trained_twice(tmp_path: Path, postgresql: S
     def until(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
-            ended = [name for name, process in alive.items() if process.poll() not in (None, 0)]
-            assert not ended and time.monotonic() < deadline, (ended, *(parts.output(name)[-3000:] for name in ended))
+            for name, process in alive.items():
+                if process.poll() not in (None, 0):
+                    pytest.fail(f"{name} ended with status {process.poll()}:\n{parts.output(name)}")
+            assert time.monotonic() < deadline, {name: parts.output(name)[-3000:] for name in alive}
             time.sleep(0.05)
 
     def restart(*killed: str) -> None:

@@ -5,10 +5,9 @@ Nothing here imports torch, so that `trinity validate` can read the tables; noth
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Engine, Inspector, LargeBinary, TableClause, column, create_engine, func, inspect, select, table
 from sqlalchemy.engine import make_url
@@ -17,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from trinity.buffer.dataset import ListTable
 from trinity.buffer.rows import BadRow, DataRow
 from trinity.common.errors import DataError, EnvironmentProblem
-from trinity.utils.database_errors import is_lost
-from trinity.utils.log import redact
+from trinity.utils.database_errors import ServerWait
+from trinity.utils.log import get_logger, redact
 from trinity.utils.nested import as_written
 from trinity.utils.packages import install_hint, postgresql_driver
 
@@ -27,9 +26,9 @@ RAW_TASK = "raw_task"
 _LOG = table(EXPERIENCES, *map(column, ("id", "uid", "buffer", "experience_bytes")))
 _BLOB = table("experience_blob", *map(column, ("id", "experience_bytes")))
 _MAX_SHOWN = 10
-PATIENCE_S = 10.0
-"""How long to retry if a server cannot be reached, in seconds: it may be restarting."""
-_PAUSE_S = 0.2
+
+_logger = get_logger("buffer.tables")
+T = TypeVar("T")
 
 
 class SQLTable(ListTable):
@@ -75,11 +74,12 @@ class ExperienceTable(SQLTable):
             DataError: the payload is gone (E5104), or the database cannot be read (E4001).
         """
         statement = select(self._payloads.c.experience_bytes).where(self._payloads.c.id == id_)
-        try:
+
+        def read() -> Any:
             with self._engine.connect() as connection:
-                payload = connection.scalar(statement)
-        except SQLAlchemyError as error:
-            raise _unreadable(redact(str(self._engine.url)), error) from error
+                return connection.scalar(statement)
+
+        payload = _patiently(read, str(self._engine.url), was_there=True)
         if payload is None:
             raise DataError(f"experience {id_} has no payload any more", code="E5104")
         return bytes(payload)
@@ -102,18 +102,27 @@ def load_sql_table(url: str | None, *, name: str, schema: str) -> SQLTable:
     """
     if not url:
         raise DataError("the path of a database is not set; give sqlite:///<file> or postgresql://...", code="E4001")
-    shown, deadline = redact(url), time.monotonic() + PATIENCE_S
+
+    def read() -> SQLTable:
+        engine = _engine(url)
+        inspector, shown = inspect(engine), redact(url)
+        if schema == EXPERIENCES:
+            return _experiences(engine, inspector, name=name, shown=shown)
+        return _rows(engine, inspector, name=name, shown=shown, schema=schema)
+
+    return _patiently(read, url, was_there=False)
+
+
+def _patiently(read: Callable[[], T], url: str, *, was_there: bool) -> T:
+    """Return what `read` returns, repeated if the server is gone."""
+    wait = ServerWait(was_there=was_there)
     while True:
         try:
-            engine = _engine(url)
-            inspector = inspect(engine)
-            if schema == EXPERIENCES:
-                return _experiences(engine, inspector, name=name, shown=shown)
-            return _rows(engine, inspector, name=name, shown=shown, schema=schema)
+            return read()
         except SQLAlchemyError as error:
-            if not is_lost(error) or time.monotonic() >= deadline:
-                raise _unreadable(shown, error) from error
-        time.sleep(_PAUSE_S)
+            if not wait.lasts_after(error, url, _logger):
+                text = f"cannot read {redact(url)}: {getattr(error, 'orig', None) or error}"
+                raise DataError(text, code="E4001") from error
 
 
 def _engine(url: str) -> Engine:
@@ -128,10 +137,6 @@ def _engine(url: str) -> Engine:
     except ImportError as error:
         text = f"{redact(url)} needs the package {driver}, which is not installed; run {install_hint('postgres')}"
         raise EnvironmentProblem(text, code="E3301") from error
-
-
-def _unreadable(shown: str, error: SQLAlchemyError) -> DataError:
-    return DataError(f"cannot read {shown}: {getattr(error, 'orig', None) or error}", code="E4001")
 
 
 def _experiences(engine: Engine, inspector: Inspector, *, name: str, shown: str) -> ExperienceTable:

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, Engine, event
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from tests.postgresql import Server
 from trinity.buffer.records import Records
-from trinity.buffer.store import ConsumerToken, ExperienceStore, database
+from trinity.buffer.store import ConsumerToken, ExperienceStore
 from trinity.common.errors import StoreError
+from trinity.explorer.proxy.record import CallRecord
+from trinity.utils import database_errors
 
 Call = Callable[[ExperienceStore, ConsumerToken], object]
 
@@ -132,6 +134,39 @@ def test_a_call_ends_as_ever_whenever_the_server_restarts_in_it(name: str, postg
     assert at > 3
 
 
+def opened(kind: str, url: str) -> None:
+    """Open a store or a record of calls, and close it."""
+    made = ExperienceStore(url) if kind == "store" else CallRecord(url, run=RUN, producer=PRODUCER, limit=9)
+    made.open()
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["store", "record"])
+def test_it_is_opened_whenever_the_server_restarts_in_it(kind: str, postgresql: Server) -> None:
+    """Before each of its statements once: killed and started again."""
+    at = 0
+    while True:
+        at += 1
+        left, url = at, postgresql.database()
+
+        def restart(connection: Connection, *_: object) -> None:
+            nonlocal left
+            if str(connection.engine.url.database) in url:  # noqa: B023 - called in this turn only
+                left -= 1
+                if left == 0:
+                    postgresql.restart()
+
+        event.listen(Engine, "before_cursor_execute", restart)
+        try:
+            opened(kind, url)
+        finally:
+            event.remove(Engine, "before_cursor_execute", restart)
+        opened(kind, url)
+        if left > 0:
+            break
+    assert at > 3
+
+
 class Cut:
     """Passes bytes to a server until a commit was passed on; its answer is lost with the connection."""
 
@@ -200,7 +235,7 @@ def test_a_server_that_is_away_is_waited_for(postgresql: Server, caplog: pytest.
 def test_a_server_that_stays_away_is_an_error_that_names_it(
     postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(database_errors, "PATIENCE_S", 0.5)
     with begun(postgresql.database()) as (store, _):
         postgresql.stop()
         try:
@@ -211,14 +246,29 @@ def test_a_server_that_stays_away_is_an_error_that_names_it(
         append(store, 3)
 
 
-def test_a_server_that_never_was_there_is_an_error_at_once() -> None:
+def test_a_server_that_never_was_there_is_an_error_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database_errors, "FIRST_PATIENCE_S", 1.5)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"postgresql://someone:secret@127.0.0.1:{nobody.getsockname()[1]}/experiences"
         began = time.monotonic()
         with pytest.raises(StoreError, match="E5212.*look at host, port, user and password") as caught:
             ExperienceStore(url).open()
-        assert time.monotonic() - began < database.PATIENCE_S / 2 and "secret" not in str(caught.value)
+        assert 1.5 <= time.monotonic() - began < database_errors.PATIENCE_S / 2
+    assert "secret" not in str(caught.value) + caplog.text and caplog.text.count("trying again for 1.5 s") == 1
+
+
+def test_a_store_is_opened_although_the_server_starts_again_just_then(postgresql: Server) -> None:
+    url = postgresql.database()
+    postgresql.stop()
+    back = threading.Timer(1.0, postgresql.start)
+    back.start()
+    with begun(url) as (store, token):
+        back.join()
+        append(store, 3)
+        assert claim(store, token)
 
 
 def test_several_explorers_and_a_trainer_at_once_keep_every_rollout_whole(postgresql: Server) -> None:

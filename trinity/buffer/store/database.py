@@ -1,6 +1,6 @@
 """The open database of a store: engine, transactions and clock.
 
-A server may restart or be replaced by another. Then a transaction waits for it, for `PATIENCE_S` at most, and a method
+A server may restart or be replaced by another. Then a transaction waits for it, see `ServerWait`, and a method
 that is `reconnecting` does its transaction again. A transaction whose connection was lost during the commit is not done
 twice: the server is asked how it ended.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.store import dialect
 from trinity.common.errors import StoreError
-from trinity.utils.database_errors import is_lost
+from trinity.utils.database_errors import ServerWait, is_lost, said
 from trinity.utils.disk import free_mib
 from trinity.utils.log import get_logger, redact
-
-PATIENCE_S = 120.0
-_PAUSE_S = 0.2
 
 _logger = get_logger("buffer.store")
 
@@ -51,14 +47,7 @@ def reconnecting(method: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(method)
     def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
         database: Database = cast(Any, args[0])._database
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return method(*args, **kwargs)
-            except LostConnectionError:
-                if time.monotonic() >= deadline or not database.is_open:
-                    raise
-                time.sleep(_PAUSE_S)
+        return database.repeat(lambda: method(*args, **kwargs))
 
     return repeated
 
@@ -87,16 +76,35 @@ class Database:
         """Whether transactions can begin."""
         return self._engine is not None
 
-    def open(self) -> None:
+    def open(self, create: Callable[[Connection], None]) -> None:
         """Open or create the database.
 
+        Args:
+            create: makes the tables that are not there yet, in a transaction.
+
         Raises:
-            StoreError: the URL is not usable (E5201).
+            StoreError: the URL is not usable (E5201), or the server cannot be reached (E5212).
             EnvironmentProblem: the file cannot be written (E3601) or is on a network file system (E3604).
         """
         engine, self._file = dialect.open_engine(self.url, busy_timeout_s=self.busy_timeout_s)
         self._inode = _inode(self._file)
         self._engine = engine
+
+        def transaction() -> None:
+            with self.write() as connection:
+                create(connection)
+
+        self.repeat(transaction)
+
+    def repeat(self, transaction: Callable[[], T]) -> T:
+        """Return what a transaction returns, repeated if its connection is lost."""
+        wait = ServerWait(was_there=self._was_there)
+        while True:
+            try:
+                return transaction()
+            except LostConnectionError:
+                if not self.is_open or not wait.lasts():
+                    raise
 
     def close(self) -> None:
         """Close all connections; a second call does nothing."""
@@ -138,21 +146,15 @@ class Database:
 
     @contextmanager
     def _connected(self, engine: Engine) -> Iterator[Connection]:
-        """Connect; where there was a connection before, wait for the server."""
-        deadline = time.monotonic() + (PATIENCE_S if self._was_there else 0.0)
-        is_told = False
+        """Connect, and wait for the server; longer if it was there before."""
+        wait = ServerWait(was_there=self._was_there)
         while True:
             try:
                 connection = engine.connect()
                 break
             except SQLAlchemyError as error:
-                if not is_lost(error) or time.monotonic() >= deadline or not self.is_open:
+                if not self.is_open or not wait.lasts_after(error, self.url, _logger):
                     raise
-                if not is_told:
-                    is_told = True
-                    text = "%s cannot be reached (%s); trying again for %g s"
-                    _logger.warning(text, redact(self.url), _said(error), PATIENCE_S)
-                time.sleep(_PAUSE_S)
         self._was_there = True
         with connection:
             yield connection
@@ -162,14 +164,13 @@ class Database:
 
         It is asked after the connection was lost during the commit.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        wait = ServerWait(was_there=True)
         while True:
             with self._connected(engine) as connection:
                 outcome = dialect.outcome_of(connection, mark)
-            if outcome != "in progress" or time.monotonic() >= deadline:
+            if outcome != "in progress" or not wait.lasts():
                 _logger.info("the database was lost in a commit, which is %s", outcome)
                 return outcome == "committed"
-            time.sleep(_PAUSE_S)
 
     @contextmanager
     def _guard(self) -> Iterator[Engine]:
@@ -194,17 +195,12 @@ class Database:
             )
         if is_lost(error):
             return LostConnectionError(
-                f"{redact(self.url)} cannot be reached: {_said(error)}; start the server, or look at host, port, "
+                f"{redact(self.url)} cannot be reached: {said(error)}; start the server, or look at host, port, "
                 "user and password in buffer.trainer_input.experience_buffer.path; then run the same command again to "
                 "continue"
             )
         waited = f" (waited up to {self.busy_timeout_s:g} s for other processes)" if dialect.is_busy(cause) else ""
         return StoreError(f"the experience store {redact(self.url)} failed: {cause}{waited}", code="E5200")
-
-
-def _said(error: SQLAlchemyError) -> str:
-    """Return what the driver says, on one line."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
 def _inode(file: Path | None) -> tuple[int, int]:

@@ -88,9 +88,7 @@ class ExperienceStore(StoreQueries):
         if self._database.is_open:
             return self
         try:
-            self._database.open()
-            with self._database.write() as connection:
-                schema.create_schema(connection)
+            self._database.open(schema.create_schema)
         except (StoreError, EnvironmentProblem) as error:
             self.close()
             if self.setting == SETTING:

@@ -124,9 +124,7 @@ class CallRecord:
             StoreError: the URL cannot be used (E5201), or the table is another program's (E5220).
             EnvironmentProblem: the file cannot be written (E3601) or is on a network file system (E3604).
         """
-        self._database.open()
-        with self._database.write() as connection:
-            create_tables(connection)
+        self._database.open(create_tables)
         return self
 
     def close(self) -> None:
