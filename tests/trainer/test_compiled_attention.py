@@ -122,3 +122,17 @@ def test_deterministic_runs_and_other_numbers_are_not_compiled() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(before)
+
+
+def test_inputs_of_several_data_types_are_computed_in_the_widest() -> None:
+    """As autocast gives them: queries and keys in float32, values in bfloat16."""
+    packed, results = PACKINGS["prompts"], []
+    leaves = [leaf.detach() for leaf in leaves_of(packed, 48)]
+    leaves[2] = leaves[2].bfloat16()
+    weights = torch.randn(len(packed.tokens), 288, generator=torch.Generator().manual_seed(2))
+    for dtypes in ((torch.float32, torch.float32, torch.bfloat16), (torch.float32,) * 3):
+        given = [leaf.to(dtype).requires_grad_() for leaf, dtype in zip(leaves, dtypes, strict=True)]
+        out = compiled_attend(*given, packed)
+        results.append([out.detach(), *torch.autograd.grad(out, given, weights)])
+    assert [each.dtype for each in results[0]] == [torch.float32] * 3 + [torch.bfloat16]
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(*results, strict=True))

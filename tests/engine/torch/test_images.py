@@ -20,6 +20,7 @@ from trinity.common.errors import DataError, EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.engine import TorchEngine
+from trinity.utils.fused import choice
 
 BOUND = 2e-6
 LONG = "how many shapes are there in the image? 1234567890 1234567890"
@@ -96,6 +97,23 @@ def test_samples_have_the_logprobs_of_a_forward_pass_with_and_without_the_prefix
         asyncio.run(made.engine.shutdown())
     if is_deterministic:
         assert_equal(found[True], found[False])
+
+
+def test_compiled_steps_rotate_what_follows_an_image_as_the_library_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image has fewer rotary positions than tokens."""
+    pytest.importorskip("numba")
+    rotary = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    model = tiny_vision_model(tmp_path, num_attention_heads=2, num_key_value_heads=1, rope_parameters=rotary)
+    monkeypatch.setattr(choice, "LEAST_ELEMENTS", 0)
+    made = Asked(settings(tmp_path))
+    assert made.engine._loaded is not None and made.engine._loaded[0].is_compiled
+    found = made.answers([*CONVERSATIONS, asked(LONG, picture(3, 64, 64))])
+    assert all(len(exp.logprobs) > 1 for exp in found)
+    for exp in found:
+        assert float((reference_logprobs(model, tmp_path, exp) - exp.logprobs).abs().max()) < 2 * BOUND
+    asyncio.run(made.engine.shutdown())
 
 
 def test_another_image_under_the_same_words_is_no_hit(folder: Path, model: PreTrainedModel, plain: Asked) -> None:

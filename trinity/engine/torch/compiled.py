@@ -77,7 +77,8 @@ class CompiledDecoding:
         decoding.attend(
             qkv.data_ptr(),
             out.data_ptr(),
-            (decoder.cos.data_ptr(), decoder.sin.data_ptr(), positions.data_ptr(), cache.start.data_ptr()),
+            (decoder.cos.data_ptr(), decoder.sin.data_ptr()),
+            (positions.data_ptr(), cache.start.data_ptr(), cache.shift.data_ptr()),
             (0 if query_norm is None else query_norm.data_ptr(), 0 if key_norm is None else key_norm.data_ptr()),
             (keys.data_ptr(), values.data_ptr(), keys.shape[2]),
             (

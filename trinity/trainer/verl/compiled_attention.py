@@ -9,6 +9,7 @@ Dimension key: N = packed tokens, Q = query heads, H = key heads, D = head size,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,7 +103,7 @@ class _Attention(torch.autograd.Function):
         pairs: Int[Tensor, "P five"],
     ) -> Float[Tensor, "N Q D"]:
         from trinity.utils.fused import attention  # with Numba, half a second of imports
-        from trinity.utils.fused.machine import LIKE
+        from trinity.utils.fused.machine import like_of
         from trinity.utils.fused.rows import LOWEST
 
         q, k, v = (in_rows(t) for t in (q, k, v))
@@ -111,7 +112,7 @@ class _Attention(torch.autograd.Function):
         buffer = torch.empty(attention.buffer_size(q.shape[2]))
         tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
         sizes = (*q.shape[:2], *k.shape[1:], len(pairs))
-        attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr(), LIKE[q.dtype])
+        attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr(), like_of(q, k, v))
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, state, pairs)
         return out
@@ -122,7 +123,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, grad: Float[Tensor, "N Q D"]
     ) -> tuple[Float[Tensor, "N Q D"], Float[Tensor, "N H D"], Float[Tensor, "N H D"], None]:
         from trinity.utils.fused import attention
-        from trinity.utils.fused.machine import LIKE
+        from trinity.utils.fused.machine import like_of
 
         q, k, v, out, state, pairs = ctx.saved_tensors
         grad, delta = grad.contiguous(), torch.empty(q.shape[:2])
@@ -136,7 +137,7 @@ class _Attention(torch.autograd.Function):
             pairs.data_ptr(),
             (*q.shape[:2], *k.shape[1:], len(pairs)),
             buffer.data_ptr(),
-            LIKE[q.dtype],
+            like_of(q, k, v, grad),
         )
         return of_q.to(q.dtype), of_k.to(q.dtype), of_v.to(q.dtype), None
 
@@ -155,8 +156,10 @@ def compiled_attend(
 ) -> Float[Tensor, "N Q*D"]:
     """Return each packed token's attention over its row's earlier tokens.
 
-    The queries are scaled. With `is_scored_only` it is that of scored positions, zeros elsewhere.
+    The queries are scaled. With `is_scored_only` it is that of scored positions, zeros elsewhere. Inputs of several
+    data types, as autocast gives them, are computed in the widest.
     """
     pairs = torch.tensor(pairs_of(packed, is_scored_only=is_scored_only))
-    out: Tensor = _Attention.apply(queries, keys, values, pairs)
+    dtype = functools.reduce(torch.promote_types, (queries.dtype, keys.dtype, values.dtype))
+    out: Tensor = _Attention.apply(*(each.to(dtype) for each in (queries, keys, values)), pairs)
     return out.flatten(1)

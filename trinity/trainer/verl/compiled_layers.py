@@ -56,11 +56,11 @@ class CompiledSwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Float[Tensor, "N I"]) -> Float[Tensor, "N two_I"]:
         """Return the gradient of gate and up."""
         from trinity.utils.fused import training
-        from trinity.utils.fused.machine import LIKE
+        from trinity.utils.fused.machine import like_of
 
         (fused,) = ctx.saved_tensors
         grad, result = grad.contiguous(), torch.empty_like(fused)
-        training.gate_backward(fused.data_ptr(), grad.data_ptr(), result.data_ptr(), *grad.shape, LIKE[fused.dtype])
+        training.gate_backward(fused.data_ptr(), grad.data_ptr(), result.data_ptr(), *grad.shape, like_of(fused, grad))
         return result
 
 
@@ -147,11 +147,11 @@ class CompiledRotation(torch.autograd.Function):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool) -> Tensor:
     from trinity.utils.fused import training
-    from trinity.utils.fused.machine import LIKE
+    from trinity.utils.fused.machine import like_of
 
     out = torch.empty(x.shape, dtype=x.dtype)
     addresses = (t.data_ptr() for t in (x, cos, sin, out))
-    training.rotate(*addresses, (*x.shape, x.stride(0)), is_backward, LIKE[x.dtype])
+    training.rotate(*addresses, (*x.shape, x.stride(0)), is_backward, like_of(x, cos, sin))
     return out
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from trinity.utils.fused.machine import exponential, kernel, load, pointer
+from trinity.utils.fused.machine import exact_kernel, exponential, kernel, load, pointer
 from trinity.utils.fused.rows import COLUMNS, slopes, weigh
 from trinity.utils.fused.tile import multiply
 from trinity.utils.fused.vectors import WIDTH
@@ -128,7 +128,7 @@ def _attend(
         _sums(buffer, (KEYS, 1), keys_at + 4 * KEYS * size, into, (size, of_out), rows, count, size)
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
+@exact_kernel
 def _forward_keys(
     tensors: tuple[int, int, int, int, int], distances: tuple[int, int, int], pairs: int,
     sizes: tuple[int, int, int, int, int], buffer: int, begin: int, end: int, head: int, start: int, like: Any,
@@ -218,7 +218,7 @@ def _derive(
         _sums(weights, (1, KEYS), grads, blocks + 4 * step, (size, size), count, rows, size)
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
+@exact_kernel
 def _backward_keys(
     tensors: tuple[int, int, int, int, int], given: tuple[int, int], found: tuple[int, int, int],
     distances: tuple[int, int, int], pairs: int, sizes: tuple[int, int, int, int, int], buffer: int, begin: int,

@@ -164,6 +164,12 @@ def _write(sums: Any, totals: Any, out: Any, to: int, sizes: tuple[int, int]) ->
             store(out, to + m * size + i, sums[m * size + i] / totals[m])
 
 
+@njit(inline="always")
+def _whole(address: int) -> Any:
+    """Return a pointer to whole numbers."""
+    return pointer(address, np.int64(0))
+
+
 def buffer_size(queries: int, size: int, length: int) -> int:
     """Return the size of the buffer of `attend`, in numbers.
 
@@ -176,7 +182,8 @@ def buffer_size(queries: int, size: int, length: int) -> int:
 def attend(
     qkv: int,
     out: int,
-    tables: tuple[int, int, int, int],
+    tables: tuple[int, int],
+    places: tuple[int, int, int],
     norms: tuple[int, int],
     cache: tuple[int, int, int],
     prompts: tuple[int, int, int, int],
@@ -192,7 +199,8 @@ def attend(
     Args:
         qkv: [B, (Q + 2 H) D].
         out: [B, Q D].
-        tables: cosine and sine [., D], positions [B], and the slots' first positions [B].
+        tables: cosine and sine [., D].
+        places: positions [B], the slots' first positions [B], and what is added to positions for the rotation [B].
         norms: weights [D] of the norms of queries and keys; 0: there are none.
         cache: keys and values [., H, L, D] of the slots, and L; D is a multiple of `PAIR`.
         prompts: for each row, addresses of its prompt's keys and values [H, W, D], their length and W.
@@ -204,23 +212,22 @@ def attend(
     rows, num_queries, heads, size = sizes
     x, y = pointer(qkv, like), pointer(out, like)
     cos, sin = pointer(tables[0], like), pointer(tables[1], like)
-    positions, starts = pointer(tables[2], np.int64(0)), pointer(tables[3], np.int64(0))
+    positions, starts, shifts = _whole(places[0]), _whole(places[1]), _whole(places[2])
     query_norm, key_norm = (pointer(norms[0], like), norms[0] != 0), (pointer(norms[1], like), norms[1] != 0)
     own_keys, own_values, length = pointer(cache[0], like), pointer(cache[1], like), cache[2]
-    key_at, value_at = pointer(prompts[0], np.int64(0)), pointer(prompts[1], np.int64(0))
-    past, widths = pointer(prompts[2], np.int64(0)), pointer(prompts[3], np.int64(0))
+    key_at, value_at, past, widths = _whole(prompts[0]), _whole(prompts[1]), _whole(prompts[2]), _whole(prompts[3])
     queries = num_queries // heads
     sums, scores, shape = buffer + 4 * queries * size, buffer + 8 * queries * size, (queries, size)
     q, total = pointer(buffer, F0), pointer(sums, F0)
     for row in range(rows):
         at = row * (num_queries + 2 * heads) * size
         before, own = past[row], positions[row] - starts[row] + 1
-        turn, stride = (cos, sin, positions[row] * size), before + own + COLUMNS
+        turn, stride = (cos, sin, (positions[row] + shifts[row]) * size), before + own + COLUMNS
         for head in range(heads):
             slot, prompt = (row * heads + head) * length * size, head * widths[row] * size
             new, key = slot + (own - 1) * size, at + (num_queries + head) * size
-            places, into = (at + head * queries * size, key, key + heads * size), (own_keys, own_values, new)
-            _entered(x, places, into, q, turn, (query_norm, key_norm), shape, eps)
+            inputs, into = (at + head * queries * size, key, key + heads * size), (own_keys, own_values, new)
+            _entered(x, inputs, into, q, turn, (query_norm, key_norm), shape, eps)
             for tensor in range(2):
                 fetch(cache[tensor], slot + length * size, own * size, like)
             _score(buffer, key_at[row], prompt, before, scores, stride, shape, like)

@@ -11,13 +11,39 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 from numba import njit, types
 from numba.extending import intrinsic, overload
+from torch import Tensor
+
+from trinity.utils.fused.kernel_cache import keep
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0), torch.int64: np.int64(0)}
 
-kernel = njit(fastmath={"contract", "reassoc", "arcp", "nsz"}, nogil=True, error_model="numpy", cache=True)
-"""Sums may be taken in any order, which is what makes them vectors; infinity and NaN keep their meaning."""
+
+def kernel(function: Any) -> Any:
+    """Compile a kernel.
+
+    Sums may be taken in any order, which is what makes them vectors; infinity and NaN keep their meaning.
+    """
+    return keep(njit(fastmath={"contract", "reassoc", "arcp", "nsz"}, nogil=True, error_model="numpy")(function))
+
+
+def exact_kernel(function: Any) -> Any:
+    """Compile a kernel whose operations stay in their order."""
+    return keep(njit(nogil=True, error_model="numpy")(function))
+
+
+def like_of(*tensors: Shaped[Tensor, "..."]) -> Any:
+    """Return the number that tells the data type of tensors.
+
+    Raises:
+        TypeError: they have several.
+    """
+    found = {tensor.dtype for tensor in tensors}
+    if len(found) > 1:
+        raise TypeError(f"a kernel reads tensors of one data type, got {', '.join(sorted(map(str, found)))}")
+    return LIKE[found.pop()]
 
 
 @intrinsic

@@ -8,9 +8,9 @@ Dimension key: N = rows, I = inputs, O = outputs, W = `vectors.WIDTH`.
 from __future__ import annotations
 
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
+from trinity.utils.fused.machine import exact_kernel
 from trinity.utils.fused.tile import multiply
 from trinity.utils.fused.vectors import WIDTH
 
@@ -54,7 +54,7 @@ def linear(
     return out
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
+@exact_kernel
 def _linear(x: int, of_x: int, panels: int, out: int, sizes: tuple[int, int, int], adds: bool) -> None:
     num_rows, num_inputs, num_outputs = sizes
     num_panels = num_outputs // WIDTH

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from trinity.utils.fused.machine import exact_kernel
 from trinity.utils.fused.vectors import FLOAT, LINE, WORD, ask, fused, pointed, spread, zeros
 
 
@@ -58,7 +59,7 @@ def _in_bytes(builder: Any, pair: Any) -> list[Any]:
 _one, _two, _three, _four, _five, _six = (_tile(rows) for rows in range(1, 7))
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
+@exact_kernel
 def _some(a: int, of_a: tuple[int, int], b: int, c: int, steps: tuple[int, int], rows: int, terms: int, adds: bool,
           ahead: tuple[int, int]) -> None:  # fmt: skip
     if rows == 6:
@@ -75,7 +76,7 @@ def _some(a: int, of_a: tuple[int, int], b: int, c: int, steps: tuple[int, int],
         _one(a, of_a, b, c, steps, terms, adds, ahead)
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
+@exact_kernel
 def multiply(
     a: int,
     of_a: tuple[int, int],
