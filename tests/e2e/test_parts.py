@@ -168,8 +168,10 @@ def test_a_trainer_that_comes_back_under_another_name_trains_what_was_lost(tmp_p
 @pytest.mark.difference("Keys that files of one job share")
 def test_files_of_one_job_that_disagree_are_shown_key_by_key(parts: Parts):
     with pytest.raises(ConfigError) as found:
-        parts.run("explorer_new", "explorer.name=third", "synchronizer.sync_interval=3")
+        changed = ("synchronizer.sync_interval=3", "buffer.trainer_input.experience_buffer.capacity=99")
+        parts.run("explorer_new", "explorer.name=third", *changed)
     message = found.value.args[0]
+    assert "experience_buffer.capacity: 99 in third, 10000 in explorer\n" in message
     assert found.value.code == "E1810" and "synchronizer.sync_interval: 3 in third, 2 in explorer\n" in message
     assert "sync_timeout" not in message and "path" not in message
     with pytest.raises(CheckpointError, match="temperature") as changed:

@@ -145,3 +145,25 @@ def test_what_was_under_way_at_an_interruption_is_attempted_again_under_its_ids(
     assert {e.info["task_index"]["index"] for batch in job.seen for e in batch} == set(range(10))
     rows_of = {(e.eid.uid.rsplit("/", 3)[0], e.info["task_index"]["index"]) for batch in job.seen for e in batch}
     assert rows_of == {(f"{1 + number // 2}/{number % 2}", number) for number in range(10)}
+
+
+@pytest.mark.timeout(60)
+def test_tasks_that_were_read_for_larger_steps_are_in_steps_of_the_new_size(rollouts: Rollouts, tmp_path: Path) -> None:
+    """The bound of the smaller steps lets fewer tasks begin than were read for one step."""
+    job = streamed(tmp_path, rollouts, [{"delay": 0.02}] * 12, limit=1)
+    job.sections["buffer"], job.train_batch_size = {"batch_size": 4, "train_batch_size": 8}, 8
+    failpoints.configure("explore.after_rollout=raise@2")
+    try:
+        with pytest.raises(RuntimeError, match="explore.after_rollout"):
+            job.run()
+    finally:
+        failpoints.configure("")
+    trained = len(job.seen)
+    state = job.snapshots[-1] | {"model_version": trained}
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "explorer.json").write_text(json.dumps(state))
+    job.sections["buffer"], job.train_batch_size = {"batch_size": 1, "train_batch_size": 2}, 2
+    job.sections["explorer"] = QUIET | {"max_inflight_batches": 1}
+    job.run(resume=checkpoint)
+    assert Counter(e.info["task_index"]["index"] for batch in job.seen for e in batch) == Counter(list(range(12)) * 2)

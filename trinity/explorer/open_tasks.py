@@ -75,6 +75,14 @@ class OpenTasks:
                 self.sizes.append(size - number)
             number -= min(size, number)
 
+    def divide(self, size: int) -> None:
+        """Let each step to come but the last have `size` tasks.
+
+        The run may be continued with another size, and the bound lets no more tasks begin than steps of that have.
+        """
+        total = sum(self.sizes)
+        self.sizes = deque([size] * (total // size) + [total % size] * (total % size > 0))
+
     def begin(self) -> Name:
         """Begin the task that waits longest."""
         name = self.waiting.popleft()
@@ -135,6 +143,7 @@ class StreamedTasks(StepTasks):
             self.open.leave_out(len(each["places"]) - len(places))
             self.open.restore(number, each["size"], before=each["before"], places=places)
             self._tasks |= {(number, place): reading.tasks[place] for place in places}
+        self.open.divide(self._batch_size)
         await self._continue_at(readers[TASKSET])
 
     async def read_ahead(self) -> bool:

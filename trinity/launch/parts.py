@@ -20,6 +20,7 @@ from trinity.launch.job import PARTS_FOLDER, SAVED_CONFIG, flatten
 SHARED = (
     "algorithm.algorithm_type",
     "algorithm.advantage_fn",
+    "buffer.trainer_input.experience_buffer.capacity",
     "buffer.trainer_input.experience_buffer.name",
     "buffer.trainer_input.experience_buffer.path",
     "buffer.trainer_input.experience_buffer.storage_type",

@@ -186,8 +186,12 @@ def test_a_patient_reader_takes_full_batches_of_a_service_which_never_waits(make
     assert store._try_read(token, 5, is_last=False, trained_version=0) is None, "more may come at any time"
     assert not store.wait_for_room(BUFFER, PRODUCER, timeout_s=0.0, run=RUN)
     train(store, token, 1, 2)
+    assert train(store, token, 2, 2) == ["1/2", "1/3"], "nobody has asked for room since"
     assert store.wait_for_room(BUFFER, PRODUCER, timeout_s=0.0, run=RUN)
-    assert train(store, token, 2, 2) == ["1/2", "1/3"]
+    append(store, 2, 4)
+    for is_there in (False, True):
+        store.note_presence(BUFFER, PRODUCER, is_there, run=RUN)
+    assert train(store, token, 3, 2) == ["2/0", "2/1"], "it was taken for dead"
 
 
 def test_without_a_bound_the_buffer_ends_with_its_last_new_rollout(make: Make, clock: Clock) -> None:

@@ -20,6 +20,7 @@ from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experienc
 from tests.postgresql import Server
 from trinity.buffer.records import Records
 from trinity.buffer.store import ConsumerToken, ExperienceStore
+from trinity.buffer.store.pruning import NewestSteps
 from trinity.common.errors import StoreError
 from trinity.explorer.proxy.record import CallRecord
 from trinity.utils import database_errors
@@ -44,6 +45,7 @@ CALLS: dict[str, Call] = {
     "drop": lambda store, token: store.drop(token, claim(store, token), "stale"),
     "release": lambda store, token: store.release(token, claim(store, token)),
     "prune": lambda store, token: store.prune(token, 1),
+    "prune_waiting": lambda store, token: store.prune_waiting(BUFFER, PRODUCER, NewestSteps(0), run=RUN),
     "open_consumer": lambda store, token: store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0).epoch,
     "close_producer": lambda store, token: store.close_producer(BUFFER, PRODUCER, run=RUN),
     "wait_for_room": lambda store, token: store.wait_for_room(BUFFER, PRODUCER, run=RUN, timeout_s=60),
@@ -165,6 +167,71 @@ def test_it_is_opened_whenever_the_server_restarts_in_it(kind: str, postgresql: 
         if left > 0:
             break
     assert at > 3
+
+
+def write_elsewhere(url: str, times: int = 1) -> None:
+    """Commit transactions of another process, which changes nothing after the first time."""
+    with ExperienceStore(url) as other:
+        for _ in range(times):
+            other.open_producer("others", "another", run="of_others")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_commit_that_the_server_crashes_in_is_done_once(name: str, postgresql: Server) -> None:
+    """It has not begun to commit; the ids of its transactions are given to those of others after the restart."""
+    url = postgresql.database()
+    write_elsewhere(url)
+    with begun(url) as (store, token):
+        expected = CALLS[name](store, token), tables(store)
+    at = 0
+    while True:
+        at += 1
+        url = postgresql.database()
+        write_elsewhere(url)
+        with begun(url) as (store, token):
+            left = at
+
+            def crash(_: Connection) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    postgresql.restart()
+                    write_elsewhere(url, times=3)  # noqa: B023 - called in this turn only
+
+            event.listen(store._database._engine, "commit", crash)
+            result = CALLS[name](store, token)
+            is_over = left > 0
+            event.remove(store._database._engine, "commit", crash)
+            assert (result, tables(store)) == expected, f"crashed before commit {at}"
+        if is_over:
+            break
+    assert at > 1
+
+
+def test_a_commit_is_not_done_again_if_nobody_can_say_whether_it_was_done(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_errors, "PATIENCE_S", 0.5)
+    commits = 0
+
+    def stop(_: Connection) -> None:
+        nonlocal commits
+        commits += 1
+        postgresql.stop()
+
+    with begun(postgresql.database()) as (store, token):
+        event.listen(store._database._engine, "commit", stop)
+        try:
+            with pytest.raises(
+                StoreError, match="E5200.*was lost in a commit, and whether it was done cannot be asked"
+            ):
+                append(store, 3)
+        finally:
+            event.remove(store._database._engine, "commit", stop)
+            postgresql.start()
+        assert commits == 1
+        append(store, 3)
+        assert claim(store, token) == ["1/2/0/0/", "1/2/0/1/", "2/0/0/0/", "2/0/0/1/"]
 
 
 class Cut:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trinity.common.errors import StoreError
+from trinity.common.errors import StoreError, TrinityError
 from trinity.explorer.proxy.record import Caller, CallRecord, Counts, FeedbackError, RecordedChoice, Rewarded
+from trinity.utils import database_errors
 
 IDS = [f"{number:032x}" for number in range(8)]
 
@@ -137,3 +138,13 @@ def test_a_table_of_another_program_is_refused(tmp_path: Path):
     with pytest.raises(StoreError, match="lacks choice, experience_bytes, message_id") as error:
         opened(tmp_path)
     assert error.value.code == "E5220"
+
+
+@pytest.mark.parametrize(
+    ("url", "code"), [("postgresql://someone@127.0.0.1:1/calls", "E5212"), ("sqlite:////proc/none/calls.db", "E3601")]
+)
+def test_a_database_that_cannot_be_used_is_named_by_its_own_key(url: str, code: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(database_errors, "FIRST_PATIENCE_S", 0.0)
+    with pytest.raises(TrinityError, match="explorer.db_url") as error:
+        CallRecord(url, run="p/run", producer="explorer", limit=9).open()
+    assert error.value.code == code and "experience_buffer" not in str(error.value)

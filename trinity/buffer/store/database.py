@@ -2,7 +2,7 @@
 
 A server may restart or be replaced by another. Then a transaction waits for it, see `ServerWait`, and a method
 that is `reconnecting` does its transaction again. A transaction whose connection was lost during the commit is not done
-twice: the server is asked how it ended.
+twice: the server is asked whether it was done.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from trinity.buffer.store import dialect
-from trinity.common.errors import StoreError
+from trinity.buffer.store.marks import WriteMarks
+from trinity.common.errors import EnvironmentProblem, StoreError
 from trinity.utils.database_errors import ServerWait, is_lost, said
 from trinity.utils.disk import free_mib
 from trinity.utils.log import get_logger, redact
+
+SETTING = "buffer.trainer_input.experience_buffer.path"  # as the messages of this package call it
 
 _logger = get_logger("buffer.store")
 
@@ -59,10 +62,14 @@ class Database:
         url: SQLAlchemy URL.
         busy_timeout_s: how long a transaction waits for another process.
         clock: seconds since 1970; None: the clock of the database.
+        setting: the key or option that gave `url`, for messages.
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, url: str, *, busy_timeout_s: float, clock: Callable[[], float] | None = None, setting: str = SETTING
+    ) -> None:
         self.url = url
+        self.setting = setting
         self.busy_timeout_s = busy_timeout_s
         self.clock = clock
         self._engine: Engine | None = None
@@ -70,6 +77,7 @@ class Database:
         self._inode = (0, 0)
         self._write_lock = threading.Lock()
         self._was_there = False
+        self._marks = WriteMarks()
 
     @property
     def is_open(self) -> bool:
@@ -86,23 +94,40 @@ class Database:
             StoreError: the URL is not usable (E5201), or the server cannot be reached (E5212).
             EnvironmentProblem: the file cannot be written (E3601) or is on a network file system (E3604).
         """
+        try:
+            self._open(create)
+        except (StoreError, EnvironmentProblem) as error:
+            self.close()
+            if self.setting == SETTING:
+                raise
+            text = str(error.args[0]).replace(f"{SETTING} or checkpoint_root_dir", SETTING)
+            raise type(error)(text.replace(SETTING, self.setting), code=error.code) from error
+
+    def _open(self, create: Callable[[Connection], None]) -> None:
         engine, self._file = dialect.open_engine(self.url, busy_timeout_s=self.busy_timeout_s)
         self._inode = _inode(self._file)
         self._engine = engine
 
-        def transaction() -> None:
-            with self.write() as connection:
-                create(connection)
+        def transaction() -> None:  # as often as one likes
+            with self._guard() as engine, self._connected(engine) as plain:
+                connection = self._for_writing(plain)
+                with connection.begin():
+                    dialect.begin_writing(connection)
+                    create(connection)
+                    self._marks.create(connection)
 
         self.repeat(transaction)
 
     def repeat(self, transaction: Callable[[], T]) -> T:
         """Return what a transaction returns, repeated if its connection is lost."""
-        wait = ServerWait(was_there=self._was_there)
+        wait: ServerWait | None = None
         while True:
             try:
                 return transaction()
             except LostConnectionError:
+                if not self._was_there:  # it was waited for
+                    raise
+                wait = wait or ServerWait(was_there=True)
                 if not self.is_open or not wait.lasts():
                     raise
 
@@ -124,15 +149,19 @@ class Database:
             LostConnectionError: not committed, and the connection is gone.
         """
         with self._write_lock, self._guard() as engine, self._connected(engine) as plain:
-            connection = plain.execution_options(**dialect.write_options(), **dialect.clock_options(self.clock))
+            connection = self._for_writing(plain)
             with connection.begin() as transaction:
-                mark = dialect.begin_writing(connection)
+                dialect.begin_writing(connection)
+                is_marked = self._marks.leave(connection)
                 yield connection
                 try:
                     transaction.commit()
                 except SQLAlchemyError as error:
-                    if mark is None or not is_lost(error) or not self._is_committed(engine, mark):
+                    if not is_marked or not is_lost(error) or not self._is_committed():
                         raise
+
+    def _for_writing(self, connection: Connection) -> Connection:
+        return connection.execution_options(**dialect.write_options(), **dialect.clock_options(self.clock))
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -159,18 +188,27 @@ class Database:
         with connection:
             yield connection
 
-    def _is_committed(self, engine: Engine, mark: str) -> bool:
-        """Return whether a transaction was committed.
+    def _is_committed(self) -> bool:
+        """Return whether the last write was committed.
 
         It is asked after the connection was lost during the commit.
         """
-        wait = ServerWait(was_there=True)
-        while True:
-            with self._connected(engine) as connection:
-                outcome = dialect.outcome_of(connection, mark)
-            if outcome != "in progress" or not wait.lasts():
-                _logger.info("the database was lost in a commit, which is %s", outcome)
-                return outcome == "committed"
+
+        def ask() -> bool:
+            with self._guard() as engine, self._connected(engine) as plain:
+                connection = self._for_writing(plain)
+                with connection.begin():
+                    return self._marks.has_last(connection)
+
+        try:
+            is_committed = self.repeat(ask)
+        except LostConnectionError as error:  # the transaction must not be repeated
+            raise StoreError(
+                f"{redact(self.url)} was lost in a commit, and whether it was done cannot be asked: {error.args[0]}",
+                code="E5200",
+            ) from error
+        _logger.info("the database was lost in a commit, which is %s", "committed" if is_committed else "aborted")
+        return is_committed
 
     @contextmanager
     def _guard(self) -> Iterator[Engine]:
@@ -196,8 +234,7 @@ class Database:
         if is_lost(error):
             return LostConnectionError(
                 f"{redact(self.url)} cannot be reached: {said(error)}; start the server, or look at host, port, "
-                "user and password in buffer.trainer_input.experience_buffer.path; then run the same command again to "
-                "continue"
+                f"user and password in {self.setting}; then run the same command again to continue"
             )
         waited = f" (waited up to {self.busy_timeout_s:g} s for other processes)" if dialect.is_busy(cause) else ""
         return StoreError(f"the experience store {redact(self.url)} failed: {cause}{waited}", code="E5200")

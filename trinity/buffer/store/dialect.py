@@ -174,26 +174,14 @@ def _sqlite_insert(table: Table, names: tuple[str, ...]) -> tuple[str, Callable[
     return str(compiled), operator.itemgetter(*compiled.positiontup or ()), values
 
 
-def begin_writing(connection: Connection) -> str | None:
-    """Wait until no other process writes; return the transaction's id.
+def begin_writing(connection: Connection) -> None:
+    """Wait until no other process writes.
 
-    The id is None for SQLite, where it is always known how a commit ended. Since each writing transaction waits, the
-    order of the log is that of the commits. In SQLite only one transaction can write at a time anyway.
+    Since each writing transaction waits, the order of the log is that of the commits. In SQLite only one transaction
+    can write at a time anyway.
     """
-    if connection.dialect.name != "postgresql":
-        return None
-    connection.execute(select(func.pg_advisory_xact_lock(WRITE_LOCK)))
-    return str(connection.scalar(text("select cast(pg_current_xact_id() as text)")))
-
-
-def outcome_of(connection: Connection, transaction: str) -> str | None:
-    """Return how a transaction of `begin_writing` ended.
-
-    It is `committed`, `aborted` or `in progress`; None if the server does not know it any more.
-    """
-    statement = text("select pg_xact_status(cast(:id as xid8))")
-    status: str | None = connection.scalar(statement, {"id": transaction})
-    return status
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(WRITE_LOCK)))
 
 
 def write_options() -> dict[str, Any]:

@@ -18,7 +18,6 @@ from trinity.buffer.store.pruning import PRUNED
 from trinity.buffer.store.scope import Scope, among, chunks
 from trinity.buffer.store.tables import (
     ABSENT,
-    AT_ANY_TIME,
     BLOB,
     CONSUMER,
     EXPERIENCE,
@@ -28,6 +27,7 @@ from trinity.buffer.store.tables import (
     SNAPSHOT,
     STEP_EXP,
     TRAIN_STEP,
+    read_wait,
 )
 from trinity.buffer.store.types import BufferCounts, ConsumerToken
 from trinity.common.errors import StoreError
@@ -123,13 +123,15 @@ def producers(
     of `capacity` experiences does not count as waiting once there is room: it will append soon.
     """
     rows = connection.execute(select(PRODUCER.c.is_open, PRODUCER.c.wait_version).where(scope.where(PRODUCER))).all()
-    waits = [row.wait_version for row in rows if row.is_open]
-    if NO_ROOM in waits and capacity is not None and num_waiting(connection, scope) < capacity:
-        waits = [None if wait == NO_ROOM else wait for wait in waits]
-    present = [wait for wait in waits if wait != ABSENT]
-    waiting = sum(1 for wait in present if wait is not None and trained_version is not None and wait > trained_version)
-    waiting += len(waits) - len(present) if present else 0
-    return Producers(known=len(rows), open=len(waits), waiting=waiting, unscheduled=present.count(AT_ANY_TIME))
+    waits = [read_wait(row.wait_version) for row in rows if row.is_open]
+    if any(wait == NO_ROOM for wait, _ in waits) and capacity is not None and num_waiting(connection, scope) < capacity:
+        waits = [(None if wait == NO_ROOM else wait, is_scheduled) for wait, is_scheduled in waits]
+    present = [each for each in waits if each[0] != ABSENT]
+    waiting = len(waits) - len(present) if present else 0
+    if trained_version is not None:
+        waiting += sum(1 for wait, _ in present if wait is not None and wait > trained_version)
+    unscheduled = sum(1 for _, is_scheduled in present if not is_scheduled)
+    return Producers(known=len(rows), open=len(waits), waiting=waiting, unscheduled=unscheduled)
 
 
 def open_consumer(connection: Connection, scope: Scope, *, consumer: str, cut: int) -> int:

@@ -6,14 +6,14 @@ import threading
 import time
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import case, func, select, update
 
 from trinity.buffer.store import ledger, staleness
 from trinity.buffer.store.database import Database, reconnecting
 from trinity.buffer.store.pruning import NewestSteps
 from trinity.buffer.store.scope import Scope
 from trinity.buffer.store.staleness import StalenessBound, UntrainedRollouts
-from trinity.buffer.store.tables import ABSENT, AT_ANY_TIME, NO_ROOM, PRODUCER, SNAPSHOT
+from trinity.buffer.store.tables import ABSENT, NO_ROOM, PRODUCER, SNAPSHOT, stored_wait
 
 POLL_S = 0.2
 
@@ -54,7 +54,7 @@ class ProducerBoard:
         if not is_scheduled:
             self._unscheduled.add((scope, producer))
         with self._database.write() as connection:
-            values = {"is_open": 1, "wait_version": self._busy(scope, producer)}
+            values = {"is_open": 1, "wait_version": self._stored(None, scope, producer)}
             ledger.upsert_producer(connection, scope, producer=producer, values=values)
 
     @reconnecting
@@ -97,10 +97,14 @@ class ProducerBoard:
         Readers and other producers do not wait for one that has died. It is back when it opens again.
         """
         found = update(PRODUCER).where(Scope(run, stage, buffer).where(PRODUCER), PRODUCER.c.producer == producer)
+        gone = [stored_wait(ABSENT, is_scheduled=is_scheduled) for is_scheduled in (False, True)]
+        present = [stored_wait(None, is_scheduled=is_scheduled) for is_scheduled in (False, True)]
         if is_there:
-            found = found.where(PRODUCER.c.wait_version == ABSENT)
+            found = found.where(PRODUCER.c.wait_version.in_(gone))
+        unscheduled, scheduled = present if is_there else gone
+        wait = case((PRODUCER.c.wait_version < 0, unscheduled), else_=scheduled)
         with self._database.write() as connection:
-            connection.execute(found.values(wait_version=None if is_there else ABSENT))
+            connection.execute(found.values(wait_version=wait))
         self._notify()
 
     @reconnecting
@@ -142,7 +146,7 @@ class ProducerBoard:
 
         This is for a log from which no consumer claims. Return the number of experiences.
         """
-        with self._database.write() as connection:
+        with newest.counting(), self._database.write() as connection:
             return newest.prune(connection, Scope(run, stage, buffer), producer=producer)
 
     @reconnecting
@@ -198,7 +202,7 @@ class ProducerBoard:
                 has_room = ledger.num_waiting(connection, scope) < self.capacity
             if has_room or not is_told:
                 with self._database.write() as connection:
-                    values = {"wait_version": self._busy(scope, producer) if has_room else NO_ROOM}
+                    values = {"wait_version": self._stored(None if has_room else NO_ROOM, scope, producer)}
                     ledger.upsert_producer(connection, scope, producer=producer, values=values)
                 is_told = True
                 self._notify()
@@ -209,9 +213,9 @@ class ProducerBoard:
                     self._changed.wait(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
         return True
 
-    def _busy(self, scope: Scope, producer: str) -> int | None:
-        """Return what says that a producer of this object does not wait."""
-        return AT_ANY_TIME if (scope, producer) in self._unscheduled else None
+    def _stored(self, wait: int | None, scope: Scope, producer: str) -> int | None:
+        """Return the `wait_version` of a producer of this object."""
+        return stored_wait(wait, is_scheduled=(scope, producer) not in self._unscheduled)
 
     def _notify(self) -> None:
         with self._changed:

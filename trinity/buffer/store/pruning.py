@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, update
 
@@ -22,7 +24,22 @@ _STEP = EXPERIENCE.c.trained_step + 0
 _logger = get_logger("buffer.store")
 
 
-class Keeping:
+class _Counted:
+    """What knows sizes by step, counted in transactions."""
+
+    _sizes: object
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Forget them if the block, which has a transaction, fails."""
+        try:
+            yield
+        except BaseException:
+            self._sizes = None
+            raise
+
+
+class Keeping(_Counted):
     """Decides which payloads of trained or dropped experiences are kept.
 
     Payloads that a resume needs, or that may be used again, are always kept. Of the others, those of the oldest
@@ -86,7 +103,7 @@ class Keeping:
             )
 
 
-class NewestSteps:
+class NewestSteps(_Counted):
     """Decides which explore steps are kept in a log that nobody trains on.
 
     The oldest are dropped first; the newest is always kept.

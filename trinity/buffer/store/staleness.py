@@ -26,7 +26,7 @@ from sqlalchemy import Connection, and_, func, select
 
 from trinity.buffer.store import ledger
 from trinity.buffer.store.scope import Scope
-from trinity.buffer.store.tables import CONSUMER, EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP
+from trinity.buffer.store.tables import CONSUMER, EXPERIENCE, NO_ROOM, PRODUCER, TRAIN_STEP, read_wait
 from trinity.buffer.store.types import NO_TASK
 from trinity.common.schema.sql_schema import CLAIMED, READY
 
@@ -124,7 +124,8 @@ def enter_batch(
     others = select(PRODUCER.c.wait_version).where(
         scope.where(PRODUCER), PRODUCER.c.producer != producer, PRODUCER.c.is_open == 1
     )
-    busy = sum(1 for wait in connection.scalars(others) if wait in (None, NO_ROOM) or wait <= step)
+    waits = [read_wait(stored)[0] for stored in connection.scalars(others)]
+    busy = sum(1 for wait in waits if wait is None or wait == NO_ROOM or wait <= step)
     untrained = UntrainedRollouts(step, _rollouts(rows, CLAIMED), _rollouts(rows, READY), busy)
     if version >= untrained.required_version(bound, in_flight=in_flight):
         ledger.upsert_producer(connection, scope, producer=producer, values={"wait_version": None})

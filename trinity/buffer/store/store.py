@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from trinity.buffer.store import claims, fates, ledger, replay, schema
 from trinity.buffer.store.backup import JSONBackup
 from trinity.buffer.store.claims import Limits
-from trinity.buffer.store.database import Database, reconnecting
+from trinity.buffer.store.database import SETTING, Database, reconnecting
 from trinity.buffer.store.fates import STORE, Owner
 from trinity.buffer.store.producers import POLL_S
 from trinity.buffer.store.pruning import Keeping
@@ -22,7 +22,7 @@ from trinity.buffer.store.scope import Scope, of_ids
 from trinity.buffer.store.tables import BLOB, EXPERIENCE
 from trinity.buffer.store.types import AppendResult, Batch, ConsumerToken, Fates, num_rollouts
 from trinity.buffer.store.validation import prepare
-from trinity.common.errors import DataError, EnvironmentProblem, StarvedError, StoreError
+from trinity.common.errors import DataError, StarvedError
 from trinity.common.experience import Experience
 from trinity.common.payload import MAX_EXPERIENCE_BYTES
 from trinity.common.schema.sql_schema import DROPPED, READY
@@ -32,8 +32,6 @@ from trinity.utils.log import get_logger, redact
 LEASE_S = 3600.0
 FIRST_POLL_S = 0.01  # first pause of a read; each further one is twice as long, up to `POLL_S`
 UNREADABLE = "unreadable"
-
-SETTING = "buffer.trainer_input.experience_buffer.path"  # as the messages of this package call it
 
 _logger = get_logger("buffer.store")
 
@@ -68,13 +66,13 @@ class ExperienceStore(StoreQueries):
         clock: Callable[[], float] | None = None,
         setting: str = SETTING,
     ) -> None:
-        super().__init__(Database(url, busy_timeout_s=busy_timeout_s, clock=clock), capacity=capacity)
+        database = Database(url, busy_timeout_s=busy_timeout_s, clock=clock, setting=setting)
+        super().__init__(database, capacity=capacity)
         self.url = url
         self.keeping = Keeping(kept_bytes)
         self.backup = backup
         self.max_experience_bytes = max_experience_bytes
         self.replay = replay
-        self.setting = setting
 
     def open(self) -> ExperienceStore:
         """Open or create the database; return the store.
@@ -87,14 +85,7 @@ class ExperienceStore(StoreQueries):
         """
         if self._database.is_open:
             return self
-        try:
-            self._database.open(schema.create_schema)
-        except (StoreError, EnvironmentProblem) as error:
-            self.close()
-            if self.setting == SETTING:
-                raise
-            text = str(error.args[0]).replace(f"{SETTING} or checkpoint_root_dir", SETTING)
-            raise type(error)(text.replace(SETTING, self.setting), code=error.code) from error
+        self._database.open(schema.create_schema)
         return self
 
     def close(self) -> None:
@@ -328,7 +319,7 @@ class ExperienceStore(StoreQueries):
         `up_to_step` is the step of the oldest retained checkpoint: no resume needs the payloads of experiences trained
         or dropped until then. Payloads that may be used again are kept, and the newest others up to `kept_bytes`.
         """
-        with self._database.write() as connection:
+        with self.keeping.counting(), self._database.write() as connection:
             ledger.verify_token(connection, token)
             return self.keeping.prune(connection, token, up_to_step=up_to_step, is_reused=self.replay is not None)
 

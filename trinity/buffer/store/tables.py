@@ -13,6 +13,20 @@ ABSENT = NO_ROOM - 1
 AT_ANY_TIME = -1
 
 
+def stored_wait(wait: int | None, *, is_scheduled: bool) -> int | None:
+    """Return the `wait_version` of a producer; None waits for nothing."""
+    if is_scheduled:
+        return wait
+    return AT_ANY_TIME if wait is None else -wait
+
+
+def read_wait(stored: int | None) -> tuple[int | None, bool]:
+    """Return what a producer waits for, and whether it follows a schedule."""
+    if stored is None or stored >= 0:
+        return stored, True
+    return None if stored == AT_ANY_TIME else -stored, False
+
+
 class SchemaModel(Base):
     """Version of the schema of this database (one row).
 
@@ -33,8 +47,9 @@ class ProducerModel(Base):
     Attributes:
         is_open: 1 until the producer says that it is finished.
         wait_version: nothing is appended before this model version is published; `NO_ROOM`: before the trainer has
-            taken something from a full queue; `ABSENT`: before the producer, which has died, is started again;
-            `AT_ANY_TIME`: it follows no schedule and never waits for a version.
+            taken something from a full queue; `ABSENT`: before the producer, which has died, is started again. Below
+            0: it follows no schedule and never waits for a version; it waits for nothing (`AT_ANY_TIME`), or for the
+            opposite number. See `read_wait`.
         finished_step: last explore step that is complete in the log.
     """
 

@@ -114,7 +114,7 @@ class CallRecord:
     def __init__(self, url: str, *, run: str, producer: str, limit: int) -> None:
         self.limit = limit
         self.dropped_count = 0
-        self._database = Database(url, busy_timeout_s=BUSY_TIMEOUT_S)
+        self._database = Database(url, busy_timeout_s=BUSY_TIMEOUT_S, setting="explorer.db_url")
         self._owner = {"run": run, "producer": producer}
 
     def open(self) -> CallRecord:
