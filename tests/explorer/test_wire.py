@@ -11,6 +11,7 @@ import torch
 
 from trinity.common.errors import DataError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
+from trinity.common.models.turns import Said
 from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.isolation.child import DistantEngine
 from trinity.explorer.isolation.requested import RequestedCalls
@@ -37,6 +38,8 @@ def test_tensors_and_experiences_come_back_to_the_bit() -> None:
 
 def test_a_call_comes_back_and_what_is_no_json_is_refused() -> None:
     assert call_of(call_bytes([[1, 2]], {"n": 2, "stop": None})) == ([[1, 2]], {"n": 2, "stop": None})
+    said = Said(2, [3, 4, 5], 1)
+    assert call_of(call_bytes([[]], {"said": said}))[1]["said"].tokens == said.tokens
     with pytest.raises(EngineError, match="must be text, numbers") as caught:
         call_bytes([object()], {})
     assert caught.value.code == "E5641"

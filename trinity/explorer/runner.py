@@ -113,9 +113,11 @@ class WorkflowRunner(Runner):
             self.participant,
             is_greedy=is_greedy,
             template_args={name: read_option(task.format_args, name) for name in TEMPLATE_ARGS},
+            num_runs=len(runs),
         )
         # No participant: a round of the rollout model must not wait for one of another engine.
-        others = [other.for_run(task.batch_id, task.task_id, runs.start) for other in self._auxiliary_models]
+        of_task, count = (task.batch_id, task.task_id, runs.start), len(runs)
+        others = [other.for_run(*of_task, num_runs=count) for other in self._auxiliary_models]
         workflow = await self._worker.call(self._prepare, task, model, others)
         traits = describe(workflow)
         if traits.can_repeat:

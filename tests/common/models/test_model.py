@@ -54,7 +54,7 @@ def test_generate_returns_the_samples_of_all_prompts_in_order(llama: Made) -> No
 
 def test_samples_derive_from_the_identity_of_the_rollout(llama: Made) -> None:
     async def work(wrapper: ModelWrapper) -> list[list[int]]:
-        group = await wrapper.for_run(3, 1, 0).chat_async(ASK, n=4)
+        group = await wrapper.for_run(3, 1, 0, num_runs=4).chat_async(ASK, n=4)
         alone = [(await wrapper.for_run(3, 1, run_id).chat_async(ASK))[0] for run_id in (3, 2, 1, 0)]
         assert [response(exp) for exp in group] == [response(exp) for exp in reversed(alone)]
         one = wrapper.for_run(3, 1, 0)
@@ -65,6 +65,38 @@ def test_samples_derive_from_the_identity_of_the_rollout(llama: Made) -> None:
 
     first, second, task, step = with_wrapper(llama[0], work)
     assert len({tuple(tokens) for tokens in (first, second, task, step)}) == 4
+
+
+def test_further_samples_of_a_rollout_are_not_those_of_the_next(llama: Made) -> None:
+    """Of the best of several: each rollout asks for three, and the group has no sample twice."""
+
+    async def work(wrapper: ModelWrapper) -> list[list[int]]:
+        asked = [wrapper.for_run(3, 1, run_id).chat_async(ASK, n=3, max_tokens=12) for run_id in range(4)]
+        together = await wrapper.for_run(3, 1, 0, num_runs=4).chat_async(ASK, n=12, max_tokens=12)
+        groups = await asyncio.gather(*asked)
+        # Sample by sample: all rollouts' first one, then all rollouts' second one.
+        in_turn = [group[number] for number in range(3) for group in groups]
+        assert [response(exp) for exp in together] == [response(exp) for exp in in_turn]
+        return [response(exp) for exp in together]
+
+    assert len({tuple(tokens) for tokens in with_wrapper(llama[0], work)}) == 12
+
+
+def test_a_late_call_is_recorded_where_it_began(llama: Made) -> None:
+    """A workflow that is reset takes the next rollout; a call that it has left behind is not of that one."""
+
+    async def work(wrapper: ModelWrapper) -> tuple[list[int], list[int]]:
+        model = wrapper.for_run(0, 1, 0)
+        first = model.history
+        late = asyncio.ensure_future(model.chat_async(ASK))
+        await asyncio.sleep(0)
+        model.take_over(wrapper.for_run(0, 2, 0))
+        own = await model.chat_async(ASK)
+        assert model.history == own and first == await late
+        return response(own[0]), response(first[0])
+
+    own, other = with_wrapper(llama[0], work, enable_history=True)
+    assert own != other
 
 
 def test_history_holds_what_was_said(llama: Made) -> None:

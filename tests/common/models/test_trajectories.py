@@ -33,6 +33,18 @@ def test_calls_that_go_on_from_each_other_are_one_experience() -> None:
     assert made.info == {"model_version": 1, "call_count": 3}
 
 
+def test_calls_with_images_stay_apart() -> None:
+    """Their tokens do not tell the images, and a joined call would have those of none."""
+    images = [{"image_places": torch.tensor([[1, 2]]), "image_sizes": torch.tensor([size])} for size in (3, 4)]
+    calls = [
+        call([1, 2, 8], [3], multi_modal_inputs=images[0]),
+        call([1, 2, 8, 3, 9], [5], multi_modal_inputs=images[0]),
+        call([1, 2, 8, 3, 9, 5], [6], multi_modal_inputs=images[1]),
+        call([1, 2, 8, 3, 9, 5, 6], [7]),
+    ]
+    assert trajectories(calls) == calls
+
+
 def test_every_response_of_a_tree_is_trained_once() -> None:
     """Two branches from one answer, a sub-agent of its own, and a conversation that was begun again."""
     root = call([1], [2])

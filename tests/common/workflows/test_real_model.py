@@ -75,7 +75,7 @@ def test_a_group_in_one_run_equals_its_members_run_one_by_one(model_path: Path) 
     async def main() -> tuple[list[Experience], list[Experience]]:
         async with engine(model_path) as model:
             task = make_task("async_simple_workflow", "3+4=", temperature=1.0)
-            together = task.to_workflow(ModelWrapper(model).for_run(1, 0, 0, "a"))
+            together = task.to_workflow(ModelWrapper(model).for_run(1, 0, 0, "a", num_runs=4))
             together.set_repeat_times(3, 0)
             group = await attempt(together)
             members: list[Experience] = []

@@ -270,9 +270,13 @@ def test_engines_that_stay_away_end_the_calls(llama: Made) -> None:
 def test_weights_that_do_not_fit_are_refused_and_no_engine_is_replaced(llama: Made) -> None:
     async def call() -> None:
         async with router(llama[0]) as made:
-            with pytest.raises(SyncError):
-                await made.update_weights({"unknown": torch.zeros(1)}, version=1)
-            assert (await made.stats())["engine_restarts"] == 0
+            before = await ask(made, 1)
+            for version in (1, 2):
+                with pytest.raises(SyncError):
+                    await made.update_weights({"unknown": torch.zeros(1)}, version=version)
+                assert (await made.stats())["engine_restarts"] == 0 and made.model_version == 0
+                again = await ask(made, 1)
+                assert response(again[0]) == response(before[0]), "the engines serve the weights that they have"
 
     run(call())
 

@@ -120,18 +120,22 @@ def test_parts_come_while_the_engine_samples(served: Served) -> None:
     assert len(model.history) == 1
 
 
-def test_a_client_that_goes_cancels_its_call_and_leaves_no_record(served: Served) -> None:
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_client_that_goes_cancels_its_call_and_leaves_no_record(served: Served, is_held: bool) -> None:
+    """Also while tokens come of which nothing may be shown yet."""
     model = served.rollout()
     loop = served.engine._loaded[1]  # type: ignore[attr-defined]
     step = loop.batch.step
     loop.batch.step = lambda: (time.sleep(0.05), step())
-    body = {"messages": MESSAGES, "max_tokens": 40, "ignore_eos": True}
+    body = {"messages": MESSAGES, "max_tokens": 60 if is_held else 40, "ignore_eos": True}
+    if is_held:
+        body |= {"stop": ["z" * 90], "stream": True}
     try:
         for is_stream in (True, False):
             headers = {"Authorization": f"Bearer {model.api_key}"}
             url = f"{model.api_address}/v1/chat/completions"
             with httpx.Client(trust_env=False, timeout=0.4, headers=headers) as client:
-                if is_stream:
+                if is_stream and not is_held:
                     with client.stream("POST", url, json=body | {"stream": True}) as answer:
                         assert next(answer.iter_lines()).startswith("data: ")
                 else:

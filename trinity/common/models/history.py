@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trinity.common.experience import Experience
 from trinity.utils.log import get_logger
@@ -24,6 +24,19 @@ class History(list[Experience]):
         super().__init__()
         self.limit = limit
         self.dropped = 0
+
+    def recorder(self, is_on: bool) -> Callable[[list[Experience]], list[Experience]]:
+        """Return what keeps, if `is_on`, what a call returns that begins now.
+
+        The call's model may have the history of another rollout when they come, see `ModelWrapper.take_over`.
+        """
+
+        def record(experiences: list[Experience]) -> list[Experience]:
+            if is_on:
+                self.keep(experiences)
+            return experiences
+
+        return record
 
     def keep(self, experiences: Sequence[Experience]) -> None:
         """Add experiences; drop the oldest above the limit."""

@@ -22,6 +22,7 @@ from trinity.common.models.clients import ClientSource
 from trinity.common.models.conversation import with_answer
 from trinity.common.models.history import History
 from trinity.common.models.inference_model import InferenceModel, Messages
+from trinity.common.models.run_ids import RunIds
 from trinity.common.models.sync_loop import running_loop, sync_loop
 from trinity.common.models.trajectories import joined, trajectories
 from trinity.common.models.turns import Turns
@@ -78,7 +79,7 @@ class ModelWrapper:
         self.history = History(self.model_config.history_limit)
         self._turns = Turns()
         self.workflow_state: dict[str, Any] = {}
-        self._identity: tuple[int | str, int | str, int] | None = None
+        self._identity: RunIds | None = None
         self._participant: str | None = None
         self._turn = 0
         self._is_greedy = False
@@ -95,11 +96,11 @@ class ModelWrapper:
         *,
         is_greedy: bool = False,
         template_args: Mapping[str, Any] | None = None,
+        num_runs: int = 1,
     ) -> ModelWrapper:
-        """Return a clone for one rollout of a task, or for `n` in one call.
+        """Return a clone for one rollout of a task, or for several in one call.
 
-        Sample `i` of call number `turn` has the identity `batch/task/(run_id_base + i)/turn`. Its noise depends only on
-        that, not on the order in which rollouts run.
+        The noise of a sample depends only on its identity, see `RunIds`, not on the order in which rollouts run.
 
         Args:
             batch: explore step, or `<step>/<taskset>`.
@@ -109,10 +110,11 @@ class ModelWrapper:
             generate_kwargs: added to the defaults.
             is_greedy: sample with temperature 0, whatever a call asks for.
             template_args: `chat_template` and `enable_thinking` of every conversation, if not those of the model.
+            num_runs: rollouts that a call makes.
         """
         clone = self.clone_with_isolated_history()
         clone.generate_kwargs |= generate_kwargs or {}
-        clone._identity = batch, task, run_id_base
+        clone._identity = RunIds(batch, task, range(run_id_base, run_id_base + num_runs))
         clone._participant = participant
         clone._turn = 0
         clone._is_greedy = is_greedy
@@ -189,12 +191,13 @@ class ModelWrapper:
 
     async def generate_async(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
         """Return `n` responses to each prompt, in the order of the prompts."""
+        record = self.history.recorder(self.enable_history)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         asked = [self.model.generate(text, **self._arguments(kwargs)) for text in texts]
         calls = [of_prompt(number, call) for number, call in enumerate(asked)]
         found = [exp for experiences in await asyncio.gather(*calls) for exp in experiences]
         accept(found)
-        return self._record(found)
+        return record(found)
 
     def generate(self, prompts: str | Sequence[str], **kwargs: Any) -> list[Experience]:
         """Return `n` responses to each prompt, in their order; blocks."""
@@ -206,7 +209,7 @@ class ModelWrapper:
         Where it continues from an earlier response, its prompt begins with the tokens of that call, as far as the chat
         template allows. With a reward model, each experience also holds the conversation.
         """
-        arguments = self._arguments(kwargs)
+        arguments, record = self._arguments(kwargs), self.history.recorder(self.enable_history)
         conversation = self._turns.conversation(messages, arguments.get("tools"))
         if conversation.said is not None:
             arguments["said"] = conversation.said
@@ -218,7 +221,7 @@ class ModelWrapper:
             for experience in experiences:
                 experience.messages = with_answer(messages, experience.response_text or "")
                 experience.tools = kwargs.get("tools")
-        return self._record(experiences)
+        return record(experiences)
 
     def chat(self, messages: Messages, **kwargs: Any) -> list[Experience]:
         """Return `n` responses to a conversation; blocks."""
@@ -367,16 +370,9 @@ class ModelWrapper:
             arguments["temperature"] = 0.0
         arguments.setdefault("participant", self._participant)
         if self._identity is not None and "sample_ids" not in arguments:
-            batch, task, first = self._identity
-            runs = range(first, first + int(arguments.get("n") or 1))
-            arguments["sample_ids"] = [f"{batch}/{task}/{run}/{self._turn}" for run in runs]
+            arguments["sample_ids"] = self._identity.of_call(self._turn, int(arguments.get("n") or 1))
         self._turn += 1
         return arguments
-
-    def _record(self, experiences: list[Experience]) -> list[Experience]:
-        if self.enable_history:
-            self.history.keep(experiences)
-        return experiences
 
     def _wait(self, call: Coroutine[Any, Any, R]) -> R:
         """Run `call` on the engine's event loop and wait for it in this thread."""

@@ -89,7 +89,12 @@ def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None
 
 
 def goes_on_from(call: Experience, earlier: Experience) -> bool:
-    """Return whether the prompt of a call begins with all of another."""
+    """Return whether the prompt of a call begins with all of another.
+
+    One with images never does: tokens do not tell which images they stand for.
+    """
+    if call.multi_modal_inputs is not None or earlier.multi_modal_inputs is not None:
+        return False
     length = len(earlier.tokens)
     return length <= call.prompt_length and torch.equal(call.tokens[:length], earlier.tokens)
 

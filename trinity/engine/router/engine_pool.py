@@ -208,21 +208,36 @@ class EnginePool:
     async def update(self, give: Give, *, version: int) -> None:
         """Load new weights into every engine; none serves without them.
 
-        If some engines succeed, those that fail are replaced.
+        If some engines succeed, those that fail are replaced. If all refuse them, those that have the weights before
+        serve again.
 
         Raises:
             TrinityError: every engine failed, and at least one for a reason other than the loss of the engine.
         """
+        before = self._give, self.version
         self._epoch += 1
         self._give, self.version = give, version
         slots = list(self.slots.values())
         outcomes = await asyncio.gather(*(self._take(slot) for slot in slots), return_exceptions=True)
         failed = [(s, o) for s, o in zip(slots, outcomes, strict=True) if isinstance(o, BaseException)]
         refused = [error for _, error in failed if not is_engine_failure(error)]
-        if refused and len(failed) == len(slots):
-            raise refused[0]
+        is_refused = bool(refused) and len(failed) == len(slots)
+        if is_refused and self._give is give:
+            self._go_back_to(*before)
         for slot, error in failed:
-            self.lose(slot, error)
+            if not is_refused or is_engine_failure(error):
+                self.lose(slot, error)
+        if is_refused:
+            raise refused[0]
+
+    def _go_back_to(self, give: Give | None, version: int) -> None:
+        """Let those engines serve again that still have the weights of `version`."""
+        self._epoch += 1
+        self._give, self.version = give, version
+        for slot in self.slots.values():
+            if slot.engine.model_version == version:
+                slot.epoch = self._epoch
+        self._tell()
 
     async def _take(self, slot: EngineSlot) -> None:
         """Load the current weights into an engine, until it has the newest."""

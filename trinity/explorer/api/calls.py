@@ -80,6 +80,7 @@ class RunningCall:
         self._request, self._is_given_up = request, False
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._timeout_s = timeout_s
+        self._look_at = time.monotonic() + POLL_S
         self._begun: dict[int, Begun] = {}
         self._arrived: deque[Begun | Drawn] = deque()
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
@@ -152,6 +153,8 @@ class RunningCall:
             self._is_woken = False
             self._wake.clear()
             drawn = list(self._taken())
+            if time.monotonic() >= self._look_at:  # also while tokens come that nobody is shown yet
+                await self._look()
             if drawn or self._waiting.done():
                 return drawn
             try:
@@ -210,6 +213,7 @@ class RunningCall:
 
     async def _look(self) -> None:
         """Raise if nobody waits any more, or for too long."""
+        self._look_at = time.monotonic() + POLL_S
         if self._waiting.done():
             return
         if await self._request.is_disconnected():

@@ -15,6 +15,7 @@ from torch import Tensor
 from trinity.common import errors
 from trinity.common.errors import EngineError, ExitCode, TrinityError
 from trinity.common.experience import Experience
+from trinity.common.models.turns import Said
 from trinity.common.payload import decode, encode, parts
 from trinity.runtime.base import RemoteError
 from trinity.runtime.failure import user_place
@@ -51,7 +52,10 @@ def call_of(data: bytes) -> tuple[list[Any], dict[str, Any]]:
     given = json.loads(data)
     if not isinstance(given, dict) or not isinstance(given.get("args"), list):
         raise ValueError("a call is an object with args and kwargs")
-    return given["args"], dict(given.get("kwargs") or {})
+    kwargs = dict(given.get("kwargs") or {})
+    if kwargs.get("said") is not None:
+        kwargs["said"] = Said(*kwargs["said"])
+    return given["args"], kwargs
 
 
 def result_bytes(version: int, value: Any) -> bytes:

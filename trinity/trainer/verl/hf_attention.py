@@ -7,7 +7,9 @@ attention is refused here, and the family is then computed in another way (see `
 
 from __future__ import annotations
 
+import functools
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -97,9 +99,24 @@ def packed_attention(
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _IDLE)
     if unknown:
         raise NotPackable(", ".join(unknown))
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    out = attend(q, k, v, _computed[-1], rule)
+    q, k, v = (t[0].transpose(0, 1) for t in _of_one_type(query, key, value))
+    # Autocast would narrow the products of the forward pass, and not those of the backward pass, which has left it.
+    with torch.autocast("cpu", enabled=False) if query.device.type == "cpu" else nullcontext():
+        out = attend(q, k, v, _computed[-1], rule)
     return out.view(1, -1, query.shape[1], value.shape[-1]), None
+
+
+def _of_one_type(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors of one data type.
+
+    Under autocast rotated queries and keys are float32, values bfloat16. A CPU computes them in the widest type; CUDA
+    in autocast's, which its kernels serve.
+    """
+    device = tensors[0].device.type
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    if device != "cpu" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 def register() -> str:
