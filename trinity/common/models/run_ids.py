@@ -21,8 +21,8 @@ class RunIds(NamedTuple):
     def of_call(self, turn: int, n: int) -> list[str]:
         """Return the identities `batch/task/run/turn` of `n` samples.
 
-        They are of one rollout after the other. Where there are more samples than rollouts, the further ones have `turn.1`, `turn.2` and so on for `turn`:
-        sample 1 of one rollout is not sample 0 of the next.
+        They are of one rollout after the other. Where there are more samples than rollouts, the further ones have
+        `turn.1`, `turn.2` and so on for `turn`: sample 1 of one rollout is not sample 0 of the next.
         """
         numbers = (divmod(number, len(self.runs)) for number in range(n))
         turns = [(place, f"{turn}.{more}" if more else str(turn)) for more, place in numbers]
