@@ -148,3 +148,21 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_tokens_only(rule: Rul
         return sum(sizes.values())
 
     assert kept((longest, longest)) < 2.5 * kept((longest // 2,) * 4)
+
+
+def test_gradients_in_bfloat16_do_not_lose_more_with_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of queries adds to the gradients of the first keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1024, 1, 32, generator=generator) for _ in range(3))
+    weights = torch.randn(1, 1024, 1, 32, generator=generator) + 0.5
+
+    def gradients(dtype: torch.dtype, rows: int) -> list[Tensor]:
+        monkeypatch.setattr(blockwise, "QUERY_BLOCK", rows)
+        given = [t.to(dtype).requires_grad_() for t in (q * 0.1, k, v)]
+        out = blockwise.blockwise(*given, softcap=30.0)
+        return [each.double() for each in torch.autograd.grad(out, given, weights.to(dtype))[1:]]
+
+    wanted = gradients(torch.float64, 256)
+    for rows in (1024, 8):
+        for one, other in zip(gradients(torch.bfloat16, rows), wanted, strict=True):
+            assert float((one - other).norm()) < 6e-3 * float(other.norm())

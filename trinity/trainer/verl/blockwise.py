@@ -183,18 +183,20 @@ class _Blockwise(torch.autograd.Function):
         None,
     ]:
         q, k, v, sinks, hidden = ctx.saved_tensors
-        of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        of_q = torch.empty_like(q)
+        # Each block adds to the keys before it: narrow sums would lose more with every block.
+        of_k, of_v = (torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32)) for t in (k, v))
         of_sinks = None if sinks is None else torch.zeros_like(sinks)
         for rows, queries, keys in _blocks(q, ctx.pattern):
             block = _block(q, k, v, sinks, hidden, ctx.pattern, rows, queries, keys)
             part = grad[rows, queries].to(block.q.dtype)
             of_queries, of_keys, of_values, of_sink = block.gradients(part, with_sinks=sinks is not None)
             of_q[rows, queries] = of_queries.to(q.dtype)
-            of_k[rows, keys] += of_keys.to(k.dtype)
-            of_v[rows, keys] += of_values.to(v.dtype)
+            of_k[rows, keys] += of_keys.to(of_k.dtype)
+            of_v[rows, keys] += of_values.to(of_v.dtype)
             if of_sinks is not None and of_sink is not None:
                 of_sinks += of_sink.to(of_sinks.dtype)
-        return of_q, of_k, of_v, of_sinks, None, None
+        return of_q, of_k.to(k.dtype), of_v.to(v.dtype), of_sinks, None, None
 
 
 def _block(
