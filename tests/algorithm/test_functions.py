@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, KL_FN, PolicyLossFn, utils
-from trinity.algorithm.advantage_fn.grpo import GRPOGroupedAdvantage
+from trinity.algorithm.advantage_fn.grpo import GRPOGroupedAdvantage, is_repeated
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
 from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy
 from trinity.algorithm.sample_strategy.utils import version_metrics
@@ -40,6 +40,7 @@ def test_copies_of_a_group_have_their_own_ids_and_the_same_choice_every_time() -
     def run() -> list[str]:
         exps = sum((_group([1.0, 0.0] if task < 3 else [1.0, 1.0], task) for task in range(6)), [])
         kept, _ = GRPOGroupedAdvantage(std_threshold=0.0, duplicate_experiences=True).process(exps)
+        assert [is_repeated(exp) for exp in kept] == [False] * 6 + [True] * 6
         return [exp.eid.uid for exp in kept]
 
     assert len(set(run())) == 12 and run() == run()

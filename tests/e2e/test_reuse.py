@@ -140,6 +140,35 @@ def test_advantages_of_groups_are_computed_again_for_other_arguments(past: TinyR
     assert "actor/ppo_kl_seq" in gspo["changed"].keys() - gspo["run"].keys()
 
 
+def test_advantages_of_tasks_that_began_one_by_one_are_those_of_their_explore_step(
+    tmp_path: Path, plugins: Path
+) -> None:
+    """Such tasks end in any step, whatever reading their ids begin with."""
+    (plugins / "slow_for_some.py").write_text(
+        "import time\n\nfrom trinity.common.rewards import REWARD_FUNCTIONS\n\n\n"
+        "@REWARD_FUNCTIONS.register_module('slow_for_some')\n"
+        "def slow_for_some(response, truth):\n"
+        "    time.sleep(0.5 * (int(truth) % 3 == 0))\n"
+        "    return {'digits': sum(map(str.isdigit, response)) / (1 + len(response))}\n"
+    )
+    run = absolute(tmp_path, plugins).change(
+        deterministic=False,
+        buffer__total_steps=4,
+        buffer__explorer_input__default_reward_fn_type="slow_for_some",
+        explorer__runner_per_model=4,
+        synchronizer__sync_style="fully_async",
+        synchronizer__max_staleness=4,
+        synchronizer__update_in_flight=True,
+    )
+    finish(run)
+    names = "select uid, explore_step from experience"
+    assert any(int(uid.split("/")[0]) != step for uid, step in rows_of(run, names)), "else nothing is tested"
+    for step in (2, 3):
+        same = replayed(run, step, "--set", "algorithm.advantage_fn_args.epsilon=1e-6")
+        assert same["changed"]["critic/advantages/max"] == pytest.approx(same["run"]["critic/advantages/max"])
+        assert same["changed"]["actor/grad_norm"] == pytest.approx(same["run"]["actor/grad_norm"], rel=1e-4)
+
+
 def test_what_cannot_be_replayed_is_refused_by_name(past: TinyRun, tmp_path: Path) -> None:
     assert "E1923" in called("replay", past.job, "--step", 2, "--set", "explorer.max_timeout=3", status=2)
     assert "E1923" in called("replay", past.job, "--step", 2, "--set", "algorithm.repeat_times=3", status=2)

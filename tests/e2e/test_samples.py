@@ -96,6 +96,18 @@ def test_answers_of_an_evaluation_are_shown_and_agree_with_its_metrics(job: Path
         assert len(titles(shown(job, "--eval", name, "--task", found[3]["task"]))) == 1
 
 
+def test_an_answer_of_an_evaluation_may_hold_characters_that_end_lines_elsewhere(job: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(job, tmp_path / "copied"))
+    file = next((copied / "eval").glob("*/*_step_*.jsonl"))
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    lines[0]["response"] = "one\u2028two\x85three"
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    step = re.search(r"_step_(\d+)", file.name)
+    assert step is not None
+    output = shown(copied, "--eval", file.parent.name, "--step", step[1], "-n", 99)
+    assert len(titles(output)) == len(lines) and "three" in output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

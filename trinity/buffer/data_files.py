@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trinity.buffer.rows import SUFFIXES, begins_with, split_files
+from trinity.common.constants import TASKS_FILE, TASKS_REPORT
 from trinity.common.errors import DataError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -111,3 +112,9 @@ def missing_path(path: str) -> str:
     beside = sorted(entry.name for entry in place.parent.iterdir())[:10] if place.parent.is_dir() else []
     hint = f"; in {place.parent}: {', '.join(beside)}" if beside else ""
     return f"{place} does not exist{hint}"
+
+
+def is_of_pipeline(path: str | Sequence[str] | None) -> bool:
+    """Return whether a task pipeline has written a file."""
+    file = Path(path) if isinstance(path, str) else Path()
+    return file.name == TASKS_FILE and (file.parent / TASKS_REPORT).is_file()

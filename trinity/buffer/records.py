@@ -168,10 +168,16 @@ class Records:
         with self._session() as session:
             return sorted(set(session.scalars(asked)))
 
-    def explored(self, run: str, explore_step: int, *, buffer: str) -> list[ExperienceModel]:
-        """Return all experiences of an explore step, in the order of the log."""
+    def explored(
+        self, run: str, explore_step: int, *, buffer: str, producer: str | None = None
+    ) -> list[ExperienceModel]:
+        """Return all experiences of an explore step, in the order of the log.
+
+        They are those of one producer, or of all.
+        """
         row = ExperienceModel
-        own = (row.run == run, row.buffer == buffer, row.explore_step == explore_step)
+        own = [row.run == run, row.buffer == buffer, row.explore_step == explore_step]
+        own += [] if producer is None else [row.producer == producer]
         with self._session() as session:
             return list(session.scalars(select(row).where(*own).order_by(row.id)))
 

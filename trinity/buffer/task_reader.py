@@ -14,7 +14,7 @@ from trinity.buffer.checks import (
     prompt_type,
     row_faults,
 )
-from trinity.buffer.data_files import one_place
+from trinity.buffer.data_files import is_of_pipeline, one_place
 from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
 from trinity.buffer.image_rows import image_fault, with_image_bytes
 from trinity.buffer.prompt_limit import PromptLimit
@@ -96,6 +96,11 @@ class TaskReader:
     def dataset_size(self) -> int:
         """The number of usable rows, for selectors."""
         return len(self._rows)
+
+    @property
+    def usable_rows(self) -> list[int]:
+        """The numbers of the usable rows in the table, from 0."""
+        return self._rows
 
     @property
     def dataset(self) -> SelectedRows:
@@ -188,7 +193,9 @@ class TaskReader:
                 from trinity.buffer.sql_tables import TASKS, load_sql_table
 
                 return load_sql_table(one_place(config.path), name=config.name, schema=TASKS)
-            return load_table(config.path, split=config.split, subset_name=config.subset_name)
+            # What a task pipeline writes has one split, whichever its inputs had.
+            split = "train" if is_of_pipeline(config.path) else config.split
+            return load_table(config.path, split=split, subset_name=config.subset_name)
         except DataError as error:
             raise DataError(f"taskset {config.name!r}: {error.args[0]}", code=error.code) from error
 

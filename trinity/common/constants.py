@@ -105,3 +105,9 @@ class OpType(StrEnum):
     SUB = "sub"
     MUL = "mul"
     DIV = "div"
+
+
+TASKS_FILE = "output.jsonl"
+"""The file that a task pipeline writes."""
+TASKS_REPORT = "_report.json"
+"""What it says of it, beside it; not read as a data file, since its name begins with `_`."""

@@ -53,6 +53,7 @@ def process_tasks(config: Config, auxiliary: Sequence[InferenceModel] = ()) -> d
         seed=config.seed,
         log=job / LOG,
         timeout_s=config.synchronizer.sync_timeout,
+        max_bad_row_ratio=config.buffer.max_bad_row_ratio,
     )
     try:
         return pipeline.run({each.name or i: wrapper for i, (each, wrapper) in enumerate(named)})

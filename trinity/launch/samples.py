@@ -280,7 +280,9 @@ def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
         )
     step = max(number for number, _ in files) if asked.step is None else asked.step
     chosen = sorted(file for number, file in files if number == step)
-    lines = [json.loads(line) for file in chosen for line in file.read_text(encoding="utf-8").splitlines()]
+    # Not splitlines: a response may hold other characters that end a line.
+    texts = [line for file in chosen for line in file.read_text(encoding="utf-8").split("\n")]
+    lines = [json.loads(text) for text in texts if text]
     lines = [line for line in lines if not asked.task or str(line["task"]) == asked.task]
     if asked.order != "newest":
         lines = [line for line in lines if line.get("reward") is not None]

@@ -40,6 +40,9 @@ def test_reward_std_filter_drops_equal_rewards_and_groups_of_one() -> None:
     exps = group(0, [1.0, 1.0]) + group(1, [0.0, 1.0]) + group(2, [1.0]) + group(3, [0.4, 0.6])
     assert run("reward_std_filter", exps) == (["1/1/0/0/", "1/1/1/0/", "1/3/0/0/", "1/3/1/0/"], {"filtered_count": 3})
     assert run("reward_std_filter", exps, threshold=0.2)[0] == ["1/1/0/0/", "1/1/1/0/"]
+    # What an operator before it has spoilt has no deviation; it is dropped after all operators.
+    spoilt = group(1, [0.0, 1.0, float("nan")]) + group(2, [1.0, float("inf")])
+    assert run("reward_std_filter", spoilt)[0] == ["1/1/0/0/", "1/1/1/0/", "1/1/2/0/"]
 
 
 def test_invalid_reward_filter_drops_what_is_no_number() -> None:

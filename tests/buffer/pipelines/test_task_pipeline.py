@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 import os
 from pathlib import Path
@@ -64,8 +66,7 @@ def pipeline(
     section = TaskPipelineConfig(
         num_process=2,
         operators=operators,
-        inputs=(str(tmp_path / "raw.jsonl"),),
-        **{"target_fields": ("q", "a")} | more,
+        **{"target_fields": ("q", "a"), "inputs": (str(tmp_path / "raw.jsonl"),)} | more,
     )
     taskset = TasksetConfig(
         path=str(tmp_path / out / "output.jsonl"),
@@ -164,3 +165,33 @@ def test_a_folder_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="was not written by a task pipeline") as caught:
         pipeline(tmp_path, service=NO_SERVICE).run()
     assert caught.value.code == "E4080" and (tmp_path / "tasks" / "output.jsonl").read_text() == "mine"
+
+
+def test_what_it_writes_has_one_split_whichever_its_inputs_had(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    made = pipeline(tmp_path, inputs=(str(folder),))
+    made = dataclasses.replace(made, taskset=made.taskset.model_copy(update={"split": "test"}))
+    assert made.run()["tasks_out"] == 2
+    assert len(TaskReader(made.taskset)) == 2
+
+
+def test_rows_that_cannot_be_read_are_counted_as_everywhere(tmp_path: Path) -> None:
+    write_raw(tmp_path, ROWS)
+    with (tmp_path / "raw.jsonl").open("a") as file:
+        file.write("{broken\n" * 2)
+    with pytest.raises(DataError, match="2 of 6 rows cannot be used"):
+        pipeline(tmp_path, service=NO_SERVICE).run()
+
+
+def test_columns_that_json_lines_cannot_hold_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    when = datetime.datetime(2024, 1, 1)
+    table = datasets.Dataset.from_dict({"q": ["what is 1 + 2 ?"], "a": ["3"], "when": [when]})
+    table.to_parquet(str(tmp_path / "raw.parquet"))
+    inputs = (str(tmp_path / "raw.parquet"),)
+    with pytest.raises(DataError, match=r"cannot hold when of .*raw\.parquet:1; name other columns") as caught:
+        pipeline(tmp_path, service=NO_SERVICE, inputs=inputs, target_fields=()).run()
+    assert caught.value.code == "E4083"
+    assert pipeline(tmp_path, inputs=inputs).run()["tasks_out"] == 1

@@ -208,6 +208,14 @@ def test_scores_that_are_not_finite_are_dropped_and_counted(folders: Path) -> No
     assert step_of(lambda exp: 0.0).process([]) == ([], {})
 
 
+def test_a_refill_of_which_no_score_is_finite_is_dropped_where_the_model_has_given_others(folders: Path) -> None:
+    step = step_of(lambda exp: float("nan") if exp.eid.run == 2 else 1.0)
+    given = rollouts(folders)
+    step.process(given)
+    exps, metrics = step.process([exp for exp in given if exp.eid.run == 2])
+    assert (exps, metrics["not_finite_count"]) == ([], 1)
+
+
 def test_a_reward_model_must_score_every_experience(folders: Path) -> None:
     class Short(Fixed):
         def score(self, experiences: Sequence[Experience]) -> list[float]:

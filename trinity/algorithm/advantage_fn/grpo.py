@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import re
 from collections.abc import Sequence
 
 from trinity.algorithm import ADVANTAGE_FN
@@ -13,6 +14,8 @@ from trinity.algorithm.statistics import group_mean, group_std
 from trinity.algorithm.utils import masked_mean
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience
+
+_COPY = re.compile(r"copy\d+$")
 
 
 @ADVANTAGE_FN.register_module("grpo")
@@ -117,6 +120,11 @@ def _mean_logprob(exp: Experience) -> float:
     return masked_mean(exp.logprobs.double(), exp.action_mask).item()
 
 
+def is_repeated(experience: Experience) -> bool:
+    """Return whether an experience repeats another one of its batch."""
+    return bool(_COPY.search(experience.eid.suffix))
+
+
 def _duplicates(survivors: list[list[Experience]], count: int) -> list[Experience]:
     """Return copies of `count` surviving groups, chosen at random.
 
@@ -127,6 +135,6 @@ def _duplicates(survivors: list[list[Experience]], count: int) -> list[Experienc
     copies: list[Experience] = []
     for number in range(count):
         for exp in generator.choice(survivors):
-            eid = dataclasses.replace(exp.eid, suffix=f"{exp.eid.suffix}copy{number}")
+            eid = dataclasses.replace(exp.eid, suffix=f"{exp.eid.suffix}copy{number}")  # see `_COPY`
             copies.append(dataclasses.replace(exp, eid=eid))
     return copies

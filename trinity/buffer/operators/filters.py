@@ -69,7 +69,7 @@ class RewardSTDFilter(ExperienceOperatorV1):
         """
         kept = set()
         for name, group in group_by(exps, "task").items():
-            rewards = [float(e.reward) for e in group if e.reward is not None]
+            rewards = [float(e.reward) for e in group if e.reward is not None and has_usable_reward(e)]
             if len(rewards) > 1 and statistics.pstdev(rewards) > self.threshold:
                 kept.add(name)
         return _keep_groups(exps, kept)

@@ -32,6 +32,7 @@ class RewardModelScores:
 
     def __init__(self, model: RewardModel) -> None:
         self.model = model
+        self._has_scored = False
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
         """Return the experiences that were scored, in their order, and metrics.
@@ -54,7 +55,8 @@ class RewardModelScores:
             exp.info[REWARD_FN_KEY] = exp.reward
             exp.reward, exp.token_level_reward = score, None
             kept.append(exp)
-        if not kept:
+        self._has_scored = self._has_scored or bool(kept)
+        if not self._has_scored:
             raise WorkflowError(
                 f"the reward model {type(self.model).__name__} gave none of {len(exps)} experiences a finite score; "
                 "look at trainer.trainer_config.reward_model (model.path, dtype)",
@@ -81,4 +83,6 @@ class RewardModelScores:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
     return {f"{name}/mean": statistics.fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}

@@ -12,15 +12,17 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trinity.buffer.dataset import Table, load_table
 from trinity.buffer.pipelines.task_priority import PRIORITY_WEIGHTS, dimension_scores, ordered, priorities
+from trinity.buffer.quarantine import MAX_BAD_ROW_RATIO, admit
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.config.sections import DataJuicerServiceConfig, TaskPipelineConfig
+from trinity.common.constants import TASKS_FILE, TASKS_REPORT
 from trinity.common.errors import DataError, DeadlineError, EnvironmentProblem
 from trinity.service.data_juicer.client import DataJuicerClient, ProcessedRows, found_version
 from trinity.service.data_juicer.models import identities, with_models
@@ -31,8 +33,6 @@ from trinity.utils.log import get_logger
 logger = get_logger("buffer")
 
 KEY = "data_processor.task_pipeline"
-OUTPUT = "output.jsonl"
-REPORT = "_report.json"  # not read as a data file, since its name begins with `_`
 CACHE = ".tasks"
 VERSION = 2
 _WAIT_S = 0.5
@@ -50,6 +50,7 @@ class TaskPipeline:
         seed: of the run.
         log: file for the output of a server that is started here.
         timeout_s: longest wait for another process that computes the same result, in seconds.
+        max_bad_row_ratio: more rows that cannot be read are an error; in [0, 1].
     """
 
     config: TaskPipelineConfig
@@ -59,6 +60,7 @@ class TaskPipeline:
     seed: int = 0
     log: Path | None = None
     timeout_s: float = 1800.0
+    max_bad_row_ratio: float = MAX_BAD_ROW_RATIO
 
     def run(self, models: Mapping[str | int, Any] | None = None) -> dict[str, Any]:
         """Compute the tasks, unless they exist already; return the report.
@@ -67,8 +69,9 @@ class TaskPipeline:
             models: auxiliary models of the run that operators may call, by name.
 
         Raises:
-            DataError: an input cannot be read, the folder was not written by a pipeline (E4080), no task is left
-                (E4081), or another process computes the same for longer than `timeout_s` (E4082).
+            DataError: an input cannot be read, or too many of its rows; a column cannot be written (E4083), the folder
+                was not written by a pipeline (E4080), no task is left (E4081), or another process computes the same for
+                longer than `timeout_s` (E4082).
             ConfigError: an operator is not known, or runs only if `allowed_operators` names it.
             ServiceError: the server failed.
         """
@@ -94,7 +97,7 @@ class TaskPipeline:
             time.sleep(_WAIT_S)
 
     def _made(self, folder: Path, models: Mapping[str | int, Any]) -> dict[str, Any]:
-        if folder.exists() and not (folder / REPORT).is_file():
+        if folder.exists() and not (folder / TASKS_REPORT).is_file():
             raise DataError(
                 f"{folder} exists and was not written by a task pipeline; give buffer.explorer_input.taskset.path, or "
                 f"{KEY}.output.path, a folder that does not exist",
@@ -111,6 +114,10 @@ class TaskPipeline:
         tables = [
             load_table(path, split=self.taskset.split, subset_name=self.taskset.subset_name) for path in self._inputs
         ]
+        bad = [row for table in tables for row in table.bad]
+        num_rows = sum(map(len, tables)) + len(bad)
+        admit(bad, num_rows=num_rows, max_bad_row_ratio=self.max_bad_row_ratio, name=self.taskset.name)
+        self._refuse_bytes(tables)
         digest, version = self._digest(recipe, tables, models), self._version()
         report = _report(folder)
         if report is not None and report["digest"] == digest and version in ("", report["data_juicer"]):
@@ -128,6 +135,19 @@ class TaskPipeline:
             logger.info("task pipeline: the same was made before: %s", kept)
         _put(kept, folder)
         return report
+
+    def _refuse_bytes(self, tables: Sequence[Table]) -> None:
+        """Refuse columns that JSON lines, which are written, cannot hold."""
+        wanted = self.config.target_fields
+        for row in (table.row(number) for table in tables for number in range(len(table))):
+            names = [name for name in row.values if name in wanted or not wanted]
+            lost = [name for name in names if not _is_plain(row.values[name])]
+            if lost:
+                raise DataError(
+                    f"`{KEY}` writes JSON lines, which cannot hold {', '.join(lost)} of {row.file}:{row.line}; name "
+                    f"other columns in {KEY}.target_fields",
+                    code="E4083",
+                )
 
     def _version(self) -> str:
         """Return the version of Data-Juicer; empty if it cannot be found out."""
@@ -241,10 +261,10 @@ def _is_plain(value: Any) -> bool:
 
 def _report(folder: Path) -> dict[str, Any] | None:
     try:
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        report = json.loads((folder / TASKS_REPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    is_whole = isinstance(report, dict) and "digest" in report and (folder / OUTPUT).is_file()
+    is_whole = isinstance(report, dict) and "digest" in report and (folder / TASKS_FILE).is_file()
     return report if is_whole else None
 
 
@@ -253,12 +273,12 @@ def _write(folder: Path, tasks: list[dict[str, Any]], report: Mapping[str, Any])
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
-        with (aside / OUTPUT).open("x", encoding="utf-8") as stream:
+        with (aside / TASKS_FILE).open("x", encoding="utf-8") as stream:
             for task in tasks:
                 stream.write(json.dumps(task, ensure_ascii=True) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        (aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        (aside / TASKS_REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         _rename(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -268,7 +288,7 @@ def _put(kept: Path, folder: Path) -> None:
     """Copy a folder of the cache to where the run reads it."""
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
-        for name in (OUTPUT, REPORT):
+        for name in (TASKS_FILE, TASKS_REPORT):
             shutil.copyfile(kept / name, aside / name)
         _rename(aside, folder)
     finally:
@@ -278,7 +298,7 @@ def _put(kept: Path, folder: Path) -> None:
 def _rename(aside: Path, folder: Path) -> None:
     """Rename a folder; replace an older result of a pipeline."""
     aside.chmod(0o755)
-    if (folder / REPORT).is_file():
+    if (folder / TASKS_REPORT).is_file():
         old = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
         os.rename(folder, old / folder.name)
         os.rename(aside, folder)

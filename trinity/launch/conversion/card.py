@@ -90,7 +90,7 @@ def _curve(job: Path, step: int | None) -> Iterator[str]:
     points: dict[str, dict[int, float]] = {"reward": {}, "loss": {}, "accuracy": {}}
     kinds = {"reward": headline.reward, "loss": headline.loss, "accuracy": headline.accuracy}
     file = job / "metrics.jsonl"
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for line in file.read_text(encoding="utf-8").split("\n") if file.is_file() else ():
         try:
             row = json.loads(line)
             number = int(row["step"])

@@ -68,15 +68,16 @@ class PastTasks:
     """The tasksets of a run of the past.
 
     Args:
-        config: of the run.
+        config: of the run, perhaps with another reward.
         fingerprints: of the rows that it explored, by number of the taskset, where they are known.
+        own: of the run as it was, if that is another one.
 
     Raises:
         ConfigError: the run explored no taskset (E1925).
-        DataError: the rows are others now (E4073), or cannot be read.
+        DataError: the rows are others now, or another reward can use others of them (E4073), or they cannot be read.
     """
 
-    def __init__(self, config: Config, fingerprints: Mapping[int, str]) -> None:
+    def __init__(self, config: Config, fingerprints: Mapping[int, str], *, own: Config | None = None) -> None:
         if not training_tasksets(config):
             raise ConfigError(
                 "the run has no taskset (buffer.explorer_input.taskset): prompts and truths of its rollouts are not "
@@ -90,6 +91,17 @@ class PastTasks:
                 raise DataError(
                     f"the rows of the taskset {reader.config.name!r} are not those of the run: they changed since its "
                     "newest checkpoint, and a rollout would be taken for that of another row; restore them",
+                    code="E4073",
+                )
+        before = {} if own is None else build_reader(own).by_number
+        for number, reader in self._readers.items():
+            if number in before and before[number].usable_rows != reader.usable_rows:
+                then, now = set(before[number].usable_rows), set(reader.usable_rows)
+                raise DataError(
+                    f"of the taskset {reader.config.name!r} the run could use {len(then)} rows, this reward can use "
+                    f"{len(now)}; they differ in row {min(then ^ now) + 1}, and a rollout, which names its row by its "
+                    "number among these, would be taken for that of another one; correct those rows, or choose a "
+                    "reward that can use the same",
                     code="E4073",
                 )
         self._last: tuple[tuple[int, int], Task] | None = None

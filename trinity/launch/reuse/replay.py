@@ -203,8 +203,12 @@ def _with_advantages(
         )
     rollouts = bench.batches.rollouts  # without demonstrations
     made: dict[str, Experience] = {}
-    for explore_step in sorted({int(each.eid.batch) for each in rollouts}):
-        rows = records.explored(bench.run.name, explore_step, buffer=bench.run.buffer_of(own))
+    buffer, wanted = bench.run.buffer_of(own), {each.eid.uid for each in rollouts}
+    used = records.of_step(bench.run.name, step, buffer=buffer)
+    # Not from their ids: tasks that begin one by one end in any step, and explorers apart have equal steps.
+    places = sorted({(row.producer, row.explore_step) for row in used if row.uid in wanted})
+    for producer, explore_step in places:
+        rows = records.explored(bench.run.name, explore_step, buffer=buffer, producer=producer)
         group = stored_experiences(rows, what=f"the advantages of explore step {explore_step}")
         kept, _ = function.process(group)
         made |= {each.eid.uid: each for each in kept}

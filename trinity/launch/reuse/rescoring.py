@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trinity.algorithm.advantage_fn.grpo import is_repeated
 from trinity.buffer.operators import build_operators
 from trinity.buffer.operators.experience_operator import ExperienceOperator, ExperienceOperatorV1
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
@@ -100,7 +101,7 @@ def rescored(
     given = [] if reward is None else [f"{REWARD}={reward}", f"{REWARD_ARGS}={{}}"]
     config = run.config([*given, *overrides])
     load_plugins(run.all_plugin_dirs())
-    tasks = PastTasks(config, run.fingerprints())
+    tasks = PastTasks(config, run.fingerprints(), own=run.config())
     known = (*EFFECTIVE, *(OF_JUDGES if reward is None and tasks.has_judges() else ()))
     known += (OF_MODEL,) if reward is None else ()
     refuse_other_keys(overrides, known=known, without=(), what="stored rollouts")
@@ -179,6 +180,9 @@ async def _scored(
     there = [row for row in rows if row.experience_bytes is not None]
     found.gone += len(rows) - len(there)
     experiences = [row.to_experience() for row in there]
+    # What an advantage function has repeated it repeats again, if the new rewards are of that kind.
+    own = [place for place, each in enumerate(experiences) if not is_repeated(each)]
+    there, experiences = [there[place] for place in own], [experiences[place] for place in own]
     scored = []
     for row, experience, outcome in zip(there, experiences, await scorers.score(experiences), strict=True):
         if isinstance(outcome, Unscored):

@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 
 from trinity.common.config.keys import KEYS, TASKSET, Key, present
 from trinity.common.config.resolution import Resolution
+from trinity.common.constants import TASKS_FILE
 
 SERVICE = present(KEYS.service.data_juicer)
 PIPELINE = present(KEYS.data_processor.task_pipeline)
 TASKSETS = KEYS.buffer.explorer_input.tasksets
 OPERATORS = KEYS.data_processor.experience_pipeline.operators
 OPERATOR = "data_juicer"
-TASKS, OUTPUT = "tasks", "output.jsonl"
+TASKS = "tasks"
 _DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 WEIGHTS = ("difficulty", "diversity", "usage_frequency", "quality")
 MADE = ("priority", "quality_score", "difficulty_score", "diversity_score")
@@ -68,7 +69,7 @@ def resolve_task_pipeline(resolution: Resolution) -> None:
         folder, why = str(written), f"{PIPELINE.output}.path"
     elif isinstance(raw, str) and raw and raw not in resolution.get(PIPELINE.inputs):
         folder, why = raw, "the folder that was written here"
-    folder = folder.removesuffix(f"/{OUTPUT}")  # so a completed configuration has it
+    folder = folder.removesuffix(f"/{TASKS_FILE}")  # so a completed configuration has it
     if folder.endswith(_DATA_SUFFIXES):
         resolution.problem(
             "E1935",
@@ -77,7 +78,7 @@ def resolve_task_pipeline(resolution: Resolution) -> None:
             suggestion=f"write `path: {folder.rpartition('.')[0]}`",
         )
         return
-    resolution.derive(TASKSET.path, str(Path(folder) / OUTPUT), f"what the task pipeline writes, in {why}")
+    resolution.derive(TASKSET.path, str(Path(folder) / TASKS_FILE), f"what the task pipeline writes, in {why}")
 
 
 def _check_section(resolution: Resolution) -> None:
