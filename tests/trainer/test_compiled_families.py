@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 
 from tests.families import CASES, SIZES, VOCABULARY, case_config, tiny_model
 from tests.trainer.test_families import quiet
+from trinity.common.errors import EnvironmentProblem
 from trinity.common.experience import EID, Experience
+from trinity.common.models.families import REFUSED, families
 from trinity.trainer.batch import TrainBatch, collate
 from trinity.trainer.verl import attention
 from trinity.trainer.verl.decoder import PackedDecoder, make_decoder
@@ -28,6 +30,18 @@ __all__ = ["quiet"]  # a fixture
 # Of one data type; of two; with a soft cap and a window; by the project's own decoder.
 IN_EVERY_RUN = ("olmo2", "glm4", "granite", "gemma", "gemma2", "stablelm", "qwen3")
 COMPILED = set(IN_EVERY_RUN) - {"gemma2"}
+# Whose sizes depend on each other in other ways than those below.
+OTHER_SIZES = (
+    "bamba",
+    "cohere_compass_text",
+    "granitemoehybrid",
+    "longcat_flash",
+    "mamba2",
+    "qwen4_exp_text",
+    "reformer",
+)
+# Whose own code adds float32 and bfloat16 under autocast, and fails.
+NOT_IN_BFLOAT16 = ("dbrx",)
 HEAD_SIZE = 16
 HEADS = ["head_dim", "dim_head", "attention_head_size", "kv_channels", "swa_head_dim", "d_head", "v_head_dim"]
 HEADS += ["qk_head_dim"]
@@ -89,6 +103,7 @@ def computed(model: PreTrainedModel, decoder: PackedDecoder, packed: Packed) -> 
     [
         pytest.param(*case, marks=[] if case in [(f, "") for f in IN_EVERY_RUN] else [pytest.mark.nightly])
         for case in CASES
+        if case[0] not in OTHER_SIZES and case[0] not in NOT_IN_BFLOAT16
     ],
 )
 def test_a_family_is_trained_by_kernels_and_with_shared_prefixes_as_without(
@@ -102,13 +117,13 @@ def test_a_family_is_trained_by_kernels_and_with_shared_prefixes_as_without(
         return compiled(*args, **options)
 
     monkeypatch.setattr(attention, "compiled_attend", counted)
+    model = tiny_model(case_config(family, variant))
     try:
-        model = tiny_model(case_config(family, variant))
         decoder = make_decoder(model, dtype=torch.bfloat16, recompute=False)
-        wanted = computed(model, decoder, pack(BATCH, share_prompts=False))
-    except Exception as error:  # noqa: BLE001 - of configurations, models and the library
-        assert family not in IN_EVERY_RUN
-        pytest.skip(f"refused, or not of these sizes, or not in bfloat16: {error}")
+    except EnvironmentProblem as problem:
+        assert problem.code in ("E3130", "E3131") and families()[family].trainer == REFUSED
+        return
+    wanted = computed(model, decoder, pack(BATCH, share_prompts=False))
     for least in (10**12, 0):
         monkeypatch.setattr(choice, "LEAST_ELEMENTS", least)
         for packed in packings(decoder):

@@ -38,7 +38,7 @@ from trinity.trainer.verl.logprob import logprob_and_entropy
 from trinity.trainer.verl.packing import Packed, pack
 
 Maker = Callable[..., Config]
-OWN_ATTENTION = ("codegen", "gpt_neo", "gpt_neox_japanese", "gptj")  # packed by masks of transformers, not by ours
+OWN_ATTENTION = ("codegen", "gpt_neox_japanese", "gptj")  # packed by masks of transformers, not by ours
 TOLERANCE = 3e-5  # float32 through random layers; what is wrong is off by hundredths
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
 RULES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import select
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import make_url
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, uids
 from tests.postgresql import Server
@@ -107,6 +109,38 @@ def tables(store: ExperienceStore) -> list[list[tuple[object, ...]]]:
         return [[tuple(row) for row in connection.exec_driver_sql(query)] for query in queries]
 
 
+@contextmanager
+def restarting(
+    server: Server, url: str, moment: str, *, at: int, then: Callable[[], None] | None = None
+) -> Iterator[Callable[[], bool]]:
+    """Kill and start the server when a database comes to a moment for the `at`-th time; yield whether it has come.
+
+    Args:
+        server: that has the database.
+        url: of the database.
+        moment: `before_cursor_execute` or `commit`; the server has not been told of it yet.
+        at: from 1.
+        then: what is done after that.
+    """
+    left = at
+
+    def restart(connection: Connection, *_: object) -> None:
+        nonlocal left
+        if connection.engine.url.database != make_url(url).database:
+            return
+        left -= 1
+        if left == 0:
+            server.restart()
+            if then is not None:
+                then()
+
+    event.listen(Engine, moment, restart)
+    try:
+        yield lambda: left <= 0
+    finally:
+        event.remove(Engine, moment, restart)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.nightly]) for name in CALLS]
 )
@@ -114,25 +148,14 @@ def test_a_call_ends_as_ever_whenever_the_server_restarts_in_it(name: str, postg
     """Before each of its statements once: killed and started again."""
     with begun(postgresql.database()) as (store, token):
         expected = CALLS[name](store, token), tables(store)
-    at = 0
-    while True:
+    at, has_come = 0, True
+    while has_come:
         at += 1
         with begun(postgresql.database()) as (store, token):
-            left = at
-
-            def restart(*_: object) -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    postgresql.restart()
-
-            event.listen(store._database._engine, "before_cursor_execute", restart)
-            result = CALLS[name](store, token)
-            is_over = left > 0
-            event.remove(store._database._engine, "before_cursor_execute", restart)
+            with restarting(postgresql, store.url, "before_cursor_execute", at=at) as came:
+                result = CALLS[name](store, token)
+            has_come = came()
             assert (result, tables(store)) == expected, f"restarted before statement {at}"
-        if is_over:
-            break
     assert at > 3
 
 
@@ -146,26 +169,13 @@ def opened(kind: str, url: str) -> None:
 @pytest.mark.parametrize("kind", ["store", "record"])
 def test_it_is_opened_whenever_the_server_restarts_in_it(kind: str, postgresql: Server) -> None:
     """Before each of its statements once: killed and started again."""
-    at = 0
-    while True:
-        at += 1
-        left, url = at, postgresql.database()
-
-        def restart(connection: Connection, *_: object) -> None:
-            nonlocal left
-            if str(connection.engine.url.database) in url:  # noqa: B023 - called in this turn only
-                left -= 1
-                if left == 0:
-                    postgresql.restart()
-
-        event.listen(Engine, "before_cursor_execute", restart)
-        try:
+    at, has_come = 0, True
+    while has_come:
+        at, url = at + 1, postgresql.database()
+        with restarting(postgresql, url, "before_cursor_execute", at=at) as came:
             opened(kind, url)
-        finally:
-            event.remove(Engine, "before_cursor_execute", restart)
+        has_come = came()
         opened(kind, url)
-        if left > 0:
-            break
     assert at > 3
 
 
@@ -183,28 +193,16 @@ def test_a_commit_that_the_server_crashes_in_is_done_once(name: str, postgresql:
     write_elsewhere(url)
     with begun(url) as (store, token):
         expected = CALLS[name](store, token), tables(store)
-    at = 0
-    while True:
-        at += 1
-        url = postgresql.database()
+    at, has_come = 0, True
+    while has_come:
+        at, url = at + 1, postgresql.database()
         write_elsewhere(url)
+        others = functools.partial(write_elsewhere, url, times=3)
         with begun(url) as (store, token):
-            left = at
-
-            def crash(_: Connection) -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    postgresql.restart()
-                    write_elsewhere(url, times=3)  # noqa: B023 - called in this turn only
-
-            event.listen(store._database._engine, "commit", crash)
-            result = CALLS[name](store, token)
-            is_over = left > 0
-            event.remove(store._database._engine, "commit", crash)
+            with restarting(postgresql, url, "commit", at=at, then=others) as came:
+                result = CALLS[name](store, token)
+            has_come = came()
             assert (result, tables(store)) == expected, f"crashed before commit {at}"
-        if is_over:
-            break
     assert at > 1
 
 

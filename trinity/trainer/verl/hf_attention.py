@@ -133,10 +133,19 @@ def packing_problem(model: PreTrainedModel) -> str | None:
     """Return the model's masks and layers that our attention cannot compute.
 
     Return None if there are none. Some rules have an effect on long rows only (attention in chunks or in selected
-    blocks), so that a trial with short rows is not enough.
+    blocks), so that a trial with short rows is not enough. Nor is it for a mask of as many tokens as a row may have: a
+    packed list has more.
     """
+    if not model._supports_attention_backend and _has_mask(model):
+        return "a mask of a fixed length"
     module = sys.modules[type(model).__module__]
     made = {name for name in vars(module) if name.startswith("create_") and "mask" in name}
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     unknown = sorted(made - _PLAIN_MASKS - _UNUSED_MASKS) + sorted(layers - _PLAIN_LAYERS)
     return ", ".join(unknown) or None
+
+
+def _has_mask(model: PreTrainedModel) -> bool:
+    """Return whether a layer holds which tokens of a longest row see which."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return any(buffer.dim() > 1 and buffer.shape[-2:] == (length, length) for buffer in model.buffers())
