@@ -52,6 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--work", choices=work.WORKS, default="standard", help="what a step does")
     parser.add_argument("--apart", action="store_true", help="also our side where turns share nothing")
+    parser.add_argument("--micro-tokens", type=int, help="most tokens of a micro-batch on our side")
     small = parser.add_argument_group("sizes, for a quick look at our side alone")
     small.add_argument("--hidden", type=int, default=256)
     small.add_argument("--prompts", type=int)
@@ -77,6 +78,7 @@ def _commands(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str
     common = ["--folder", str(folder), "--steps", str(arguments.steps), "--threads", str(arguments.threads)]
     common += ["--work", arguments.work]
     ours = [sys.executable, str(HERE / "our_side.py"), *common, *_sizes(arguments), "--dtype", arguments.dtype]
+    ours += [] if arguments.micro_tokens is None else ["--micro-tokens", str(arguments.micro_tokens)]
     commands = {"ours": ours}
     if arguments.apart:
         commands["apart"] = [*ours, "--apart"]

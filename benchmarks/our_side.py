@@ -231,12 +231,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", choices=work.WORKS, default="standard")
     parser.add_argument("--apart", action="store_true", help="every row is computed from its first token on")
-    for name in ("prompts", "samples", "new-tokens"):
+    for name in ("prompts", "samples", "new-tokens", "micro-tokens"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=("auto", "float32"), default="auto")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    names = ("prompts", "samples", "new_tokens")
+    names = ("prompts", "samples", "new_tokens", "micro_tokens")
     given = {name: vars(arguments)[name] for name in names if vars(arguments)[name] is not None}
     sizes = dataclasses.replace(work.WORKS[arguments.work], **given)
     job = Path(tempfile.mkdtemp(prefix="grpo_step_"))

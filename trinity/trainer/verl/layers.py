@@ -52,7 +52,7 @@ class _Linear(torch.autograd.Function):
         whole = weight_gradient(grad, x).to(torch.float32, memory_format=torch.contiguous_format)
         grads: list[Tensor | None] = list(whole.split(ctx.sizes))
         if ctx.has_bias:
-            grads.extend(grad.float().sum(0).split(ctx.sizes))
+            grads.extend(grad.sum(0, dtype=torch.float32).split(ctx.sizes))
         return grad_x, None, None, None, *grads
 
 
@@ -105,8 +105,8 @@ class _LowRankLinear(torch.autograd.Function):
         grads: list[Tensor] = []
         for (start, size, scale), down, up in zip(ctx.parts, parameters[::2], parameters[1::2], strict=True):
             part = grad.narrow(1, start, size).contiguous()
-            grads.append(matmul(matmul(part, up.to(part.dtype)).t(), x).float() * scale)
-            grads.append(matmul(part.t(), matmul(x, down.to(x.dtype).t())).float() * scale)
+            grads.append(weight_gradient(matmul(part, up.to(part.dtype)), x).float() * scale)
+            grads.append(weight_gradient(part, matmul(x, down.to(x.dtype).t())).float() * scale)
         return matmul(grad, weight) if ctx.needs_input_grad[0] else None, None, None, None, *grads
 
 
