@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.rewards.code_worker import BEGUN, CHECK, MARK_BYTES, PROGRAM
-from trinity.common.rewards.sandbox import READ_BYTES, REAP_DEADLINE_S, CallFailed, CallTimedOut
+from trinity.common.rewards.sandbox import LONGEST_S, READ_BYTES, REAP_DEADLINE_S, CallFailed, CallTimedOut
 
 WORKER = Path(__file__).with_name("code_worker.py")
 TIMEOUT_S = 10.0
@@ -72,6 +72,7 @@ def run_code(
     Raises:
         EnvironmentProblem: this machine cannot contain a program (E3305).
     """
+    timeout_s = min(timeout_s, LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="trinity_code_", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         (place / PROGRAM).write_text(code, encoding="utf-8", errors="replace")
@@ -113,17 +114,20 @@ def run_code(
 def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> CodeOutcome:
     assert process.stdout is not None and process.stderr is not None, "both are pipes"
     written = {process.stdout: b"", process.stderr: b""}
-    left, end = list(written), time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s
+    left = selectors.PollSelector()  # `select` knows no descriptor above 1023
+    for pipe in written:
+        left.register(pipe, selectors.EVENT_READ, pipe)
     try:
-        while left:
-            ready, _, _ = select.select(left, [], [], max(0.0, end - time.monotonic()))
+        while left.get_map():
+            ready = left.select(max(0.0, end - time.monotonic()))
             if not ready:
                 return CallTimedOut(timeout_s)
-            for pipe in ready:
-                data = os.read(pipe.fileno(), READ_BYTES)
-                written[pipe] += data
+            for key, _ in ready:
+                data = os.read(key.fd, READ_BYTES)
+                written[key.data] += data
                 if not data:
-                    left.remove(pipe)
+                    left.unregister(key.data)
             if sum(map(len, written.values())) > MAX_OUTPUT_BYTES:
                 return CallFailed(f"the program wrote more than {MAX_OUTPUT_BYTES} bytes")
         with contextlib.suppress(subprocess.TimeoutExpired):
