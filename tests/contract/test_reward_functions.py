@@ -194,7 +194,9 @@ def test_helpers_that_plugins_import() -> None:
     assert compute_score_v0(r"\boxed{0.50}", "0.5") == 1.0
     assert (evaluate_equation("1+2*3"), evaluate_equation("1/2"), evaluate_equation("import os")) == (7, 0.5, None)
     assert extract_solution("a\n<answer>1+2</answer>") == "1+2"
+    assert evaluate_equation(f"{'9' * 24}*" * 19 + "9.5/7") is None, "no float is that large"
     assert validate_equation("1+2", [2, 1]) and not validate_equation("1+2", [1])
+    assert validate_equation("01+2", [2, 1]) and not validate_equation("1" * 5000, [1])
     assert validate_think_pattern("<think>a</think>") and not validate_think_pattern("</think><think>")
     assert (remove_right_units(r"5\text{ cm}"), remove_right_units("5")) == ("5", "5")
     assert match_answer(r"<think>\boxed{1}</think>\boxed{7}") == (True, "7") and match_answer("</think>a") == (

@@ -103,6 +103,86 @@ def test_a_program_that_leaves_before_its_check_has_not_passed(leave: str) -> No
     assert accuracy(leave, CHECKS) == 0.0
 
 
+MARK = "feed" * 8
+FOUND = """import gc, os, re, sys
+def told(things):
+    seen, left = set(), list(things)
+    while left:
+        thing = left.pop()
+        if id(thing) in seen: continue
+        seen.add(id(thing))
+        if isinstance(thing, (str, bytes, bytearray)):
+            text = thing if isinstance(thing, str) else bytes(thing).decode("latin-1")
+            for mark in re.findall("(?:feed){8}", text)[:1]:
+                for fd in range(3, 64):
+                    try: os.write(fd, mark.encode())
+                    except OSError: pass
+                os._exit(0)
+        else: left += gc.get_referents(thing)
+def read(path):
+    try: return os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1 << 20)
+    except OSError: return b""
+def frames(frame):
+    while frame:
+        yield from (frame, frame.f_locals, frame.f_globals, frame.f_builtins)
+        frame = frame.f_back
+"""
+FORGED = {
+    "frames": "told(frames(sys._getframe()))",
+    "frames of a traceback": "try: 1 / 0\nexcept Exception as e: told(frames(e.__traceback__.tb_frame))",
+    "frames of threads": "told(sys._current_frames().values())",
+    "all objects": "told(gc.get_objects())",
+    "objects at the end": "import atexit; atexit.register(lambda: (told(gc.get_objects()), os._exit(0)))\n1 / 0",
+    "modules": "told(map(vars, sys.modules.values())); told([sys.argv, sys.orig_argv, dict(os.environ)])",
+    "open files": "for n in range(64):\n  try: os.lseek(n, 0, 0); told([os.read(n, 1 << 20)])\n  except OSError: pass",
+    "own files": "told(read(f'/proc/self/{name}') for name in ('mem', 'environ', 'cmdline', 'maps', 'stat'))",
+    "files by number": "told(read(f'/proc/self/fd/{n}') for n in range(64))",
+    "its folder": "told(read(name) for name in os.listdir())",
+    "iterators": """for thing in gc.get_objects():
+    if hasattr(thing, "__next__") and type(thing).__module__ in ("builtins", "itertools"):
+        try: told([next(thing)])
+        except Exception: pass""",
+    "all that can be told": "for n in range(3, 64):\n  try: os.write(n, b'1' * 99)\n  except OSError: pass",
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_a_program_does_not_find_what_says_that_its_check_has_passed(
+    forge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: MARK)  # so that the program knows what it looks for
+    outcome = run_code(f"{FOUND}{forge}\nos._exit(0)", check="1 / 0", timeout_s=60)
+    assert isinstance(outcome, Ran) and outcome.status == 0 and not outcome.is_complete
+
+
+REPLACED = {
+    "errors": "import builtins; builtins.AssertionError = AssertionError = type('Nothing', (), {})",
+    "built-ins": "__builtins__ = {}",
+    "the end": "import sys; sys.exit = exit = lambda *_: None; sys.excepthook = lambda *_: None",
+    "the end by a hook": "import os, sys; sys.excepthook = lambda *_: os._exit(0)",
+    "the end by atexit": "import atexit, os; atexit.register(os._exit, 0)",
+    "compilers": "import builtins; builtins.exec = builtins.compile = builtins.eval = lambda *_, **__: None",
+    "writers": "import os, sys; os.write = os.read = lambda *_: b''; sys.stdout = sys.stderr = None",
+    "the worker": "import sys\nfor n in list(g := sys._getframe(1).f_globals): g[n] = lambda *_, **__: None",
+    "all of its frames": "import sys\nf = sys._getframe(1)\nwhile f: f.f_locals.clear(); f = f.f_back",
+    "a thread": "import os, threading, time; threading.Thread(target=lambda: (time.sleep(0.2), os._exit(0))).start()",
+}
+
+
+@pytest.mark.parametrize("program", REPLACED.values(), ids=REPLACED)
+def test_what_a_program_replaces_does_not_pass_its_check(program: str) -> None:
+    wrong = "def add(a, b): return 5\n"
+    assert accuracy(wrong + program, CHECKS) == 0.0
+    assert accuracy(wrong.replace("5", "3") + program, {"tests": ["assert add(1, 2) == 3", "1 / 0"]}) <= 0.5
+
+
+def test_a_program_has_no_files_but_its_own_and_a_check_may_be_long() -> None:
+    listed = "import os, sys; print([n for n in range(64) if os.path.exists(f'/dev/fd/{n}') or not fails(n)])"
+    fails = "import os\ndef fails(n):\n    try: os.fstat(n)\n    except OSError: return True\n"
+    outcome = run_code(fails + listed, check="#" * 1_000_000 + "\nassert not fails(0), 'é'", timeout_s=60)
+    assert isinstance(outcome, Ran) and outcome.is_complete and len(outcome.stdout.split()) == 4, "and one to be told"
+
+
 def test_what_has_no_score_is_no_reward_of_zero() -> None:
     with pytest.raises(RewardTimeoutError, match=r"E5112.*timeout_s = 1 s.*reward_fn_args.timeout_score"):
         accuracy("while True: pass", SUMS, timeout_s=1.0)

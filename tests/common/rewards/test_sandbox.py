@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from trinity.common.rewards.code_sandbox import Ran, run_code
 from trinity.common.rewards.sandbox import CallFailed, CallTimedOut, Sandbox, Scored
 
 BOMB = {"truth": "\\frac{1}{3}", "answer": "9^{9^{9^{9}}}", "is_marked": True}
@@ -62,6 +65,31 @@ def test_what_the_library_raises_is_a_failure_with_its_reason(sandbox: Sandbox) 
     outcome = sandbox.call("match", {"pattern": "(", "text": "x"}, deadline_s=20)
     assert isinstance(outcome, CallFailed) and "missing )" in outcome.reason
     assert sandbox.call("open", {}, deadline_s=20) == CallFailed("KeyError: 'open'")
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """More open files than `select` can count."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_may_have_large_numbers(many_files: None, sandbox: Sandbox) -> None:
+    assert sandbox.call("equal", HALF, deadline_s=20) == Scored(True)
+    assert sandbox.call("match", {"pattern": "a*é$", "text": "a" * 1_000_000 + "é"}, deadline_s=20) == Scored(True)
+    assert run_code("print(input())", stdin="1\n", timeout_s=60) == Ran("1\n", "", 0, is_complete=True)
+    assert run_code("while True: pass", timeout_s=1.0) == CallTimedOut(1.0)
+
+
+@pytest.mark.parametrize("longest_s", [1e7, 1e300, math.inf])
+def test_a_deadline_may_be_as_good_as_none(longest_s: float, sandbox: Sandbox) -> None:
+    assert sandbox.call("equal", HALF, deadline_s=longest_s) == Scored(True)
+    assert run_code("print(1)", timeout_s=longest_s) == Ran("1\n", "", 0, is_complete=True)
 
 
 def test_a_request_larger_than_a_pipe_arrives(sandbox: Sandbox) -> None:

@@ -2,9 +2,14 @@ r"""Scores of veRL's datasets: each rule by a case that is worked out by hand.""
 
 from __future__ import annotations
 
+import itertools
+import re
+import time
+
 import pytest
 
 from trinity.common.rewards.verl import UnknownSourceError, score_of
+from trinity.common.rewards.verl.geometry import has_form
 from trinity.common.rewards.verl.minerva import plain
 
 
@@ -42,6 +47,9 @@ def test_gsm8k_is_the_number_after_the_last_mark(response: str, truth: str, scor
         (r"\boxed{\dfrac{3}{4}}", r"\frac{3}{4}", 1.0),
         (r"first \boxed{1}, then \boxed{2}", "2", 1.0),
         (r"so $\boxed 3$", "3", 1.0),
+        (r"\boxed{-03/-0}", r"\frac{-3}{0}", 1.0),
+        (r"\boxed{" + "01" * 2500 + "/1}", r"\frac{" + ("01" * 2500)[1:] + "}{1}", 1.0),
+        (r"\boxed{" + "1" * 5000 + "/1}", "1", 0.0),
         (r"\boxed{6/8}", r"\frac{3}{4}", 0.0),
         (r"\boxed{3", "3", 0.0),
         (r"\fbox{3}", "3", 0.0),
@@ -82,6 +90,23 @@ def test_geometry_is_nine_parts_answer_and_one_part_form() -> None:
     assert isinstance(found, dict) and found["acc"] == 0.0 and found["score"] == pytest.approx(0.1)
     assert isinstance(both := score_of("hiyouga/geometry3k", f"<think>a</think>{right}", "1/2"), dict)
     assert both["score"] == pytest.approx(1.0)
+
+
+PARTS = ["<think>", "</think>", r"\boxed{", "}", "\n"]
+FORM = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
+
+
+@pytest.mark.parametrize("size", range(6))
+def test_the_form_of_geometry_is_that_of_its_pattern(size: int) -> None:
+    texts = ["".join(parts) for parts in itertools.product(PARTS, repeat=size)]
+    assert [has_form(text) for text in texts] == [FORM.fullmatch(text) is not None for text in texts]
+
+
+def test_the_form_of_geometry_is_found_in_linear_time() -> None:
+    begin = time.thread_time()  # of this thread: other processes do not count
+    for text in ("<think>" + "</think>" * 4000 + r"\boxed{" * 4000, "<think>" * 9000, "<think></think>" * 9000):
+        score_of("hiyouga/geometry3k", text, "1")
+    assert time.thread_time() - begin < 5.0  # it takes milliseconds; the pattern takes minutes
 
 
 def test_an_unknown_source_names_the_known_ones_and_the_way_out() -> None:

@@ -10,8 +10,9 @@ import contextlib
 import json
 import os
 import secrets
-import select
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity.common.errors import EnvironmentProblem
-from trinity.common.rewards.code_worker import BEGUN, CHECK, PROGRAM
-from trinity.common.rewards.sandbox import READ_BYTES, REAP_DEADLINE_S, CallFailed, CallTimedOut
+from trinity.common.rewards.code_worker import BEGUN, CHECK, MARK_BYTES, PROGRAM
+from trinity.common.rewards.sandbox import LONGEST_S, READ_BYTES, REAP_DEADLINE_S, CallFailed, CallTimedOut
 
 WORKER = Path(__file__).with_name("code_worker.py")
 TIMEOUT_S = 10.0
@@ -71,22 +72,23 @@ def run_code(
     Raises:
         EnvironmentProblem: this machine cannot contain a program (E3305).
     """
+    timeout_s = min(timeout_s, LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="trinity_code_", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         (place / PROGRAM).write_text(code, encoding="utf-8", errors="replace")
-        (place / CHECK).write_text(check, encoding="utf-8", errors="replace")
+        mark = secrets.token_hex(MARK_BYTES // 2).encode()
+        (place / CHECK).write_bytes(mark + check.encode("utf-8", "replace"))
         (place / "stdin").write_text(stdin, encoding="utf-8", errors="replace")
         environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-        heard, told = os.pipe()
-        mark = secrets.token_hex(16)
-        settings = json.dumps({"timeout_s": timeout_s, "memory_bytes": memory_bytes, "told": told, "mark": mark})
+        heard, told = socket.socketpair()  # what was told cannot be taken back, as from a pipe
+        settings = json.dumps({"timeout_s": timeout_s, "memory_bytes": memory_bytes, "told": told.fileno()})
         try:
             with (place / "stdin").open("rb") as given:
                 process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(WORKER), settings],
                     cwd=folder,
                     env=environment,
-                    pass_fds=(told,),
+                    pass_fds=(told.fileno(),),
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -94,12 +96,12 @@ def run_code(
                     bufsize=0,
                 )
         finally:
-            os.close(told)
-        with os.fdopen(heard, "rb") as told_by_worker:
+            told.close()
+        with heard, heard.makefile("rb") as told_by_worker:
             outcome = _outcome(process, timeout_s)
-            said = told_by_worker.read(len(BEGUN) + 2 * len(mark))
+            said = told_by_worker.read(len(BEGUN) + len(mark) + 1)
     if isinstance(outcome, Ran) and said.startswith(BEGUN):  # told before the program began, which cannot deny it
-        return replace(outcome, is_complete=said == BEGUN + mark.encode())
+        return replace(outcome, is_complete=said == BEGUN + mark)
     if isinstance(outcome, Ran):
         raise EnvironmentProblem(
             f"this machine cannot contain a program that a model wrote ({outcome.stderr[-300:]}); run where the kernel "
@@ -112,17 +114,20 @@ def run_code(
 def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> CodeOutcome:
     assert process.stdout is not None and process.stderr is not None, "both are pipes"
     written = {process.stdout: b"", process.stderr: b""}
-    left, end = list(written), time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s
+    left = selectors.PollSelector()  # `select` knows no descriptor above 1023
+    for pipe in written:
+        left.register(pipe, selectors.EVENT_READ, pipe)
     try:
-        while left:
-            ready, _, _ = select.select(left, [], [], max(0.0, end - time.monotonic()))
+        while left.get_map():
+            ready = left.select(max(0.0, end - time.monotonic()))
             if not ready:
                 return CallTimedOut(timeout_s)
-            for pipe in ready:
-                data = os.read(pipe.fileno(), READ_BYTES)
-                written[pipe] += data
+            for key, _ in ready:
+                data = os.read(key.fd, READ_BYTES)
+                written[key.data] += data
                 if not data:
-                    left.remove(pipe)
+                    left.unregister(key.data)
             if sum(map(len, written.values())) > MAX_OUTPUT_BYTES:
                 return CallFailed(f"the program wrote more than {MAX_OUTPUT_BYTES} bytes")
         with contextlib.suppress(subprocess.TimeoutExpired):

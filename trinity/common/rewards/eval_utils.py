@@ -111,16 +111,26 @@ def extract_solution(solution_str: str) -> str | None:
 
 def validate_equation(equation_str: str, available_numbers: Iterable[int]) -> bool:
     """Return whether an equation has each number once, and no others."""
-    return sorted(int(number) for number in re.findall(r"[0-9]+", equation_str)) == sorted(available_numbers)
+    try:
+        written = sorted(int(number) for number in re.findall(r"[0-9]+", equation_str))
+    except ValueError:  # more digits than Python converts
+        return False
+    return written == sorted(available_numbers)
 
 
 def evaluate_equation(equation_str: str) -> float | None:
-    """Return the value of `+ - * /` over numbers; None of anything else."""
+    """Return the value of `+ - * /` over numbers; None of anything else.
+
+    Nor of a value that is too large for a float.
+    """
     try:
         value = evaluate(equation_str)
     except ArithmeticRefused:
         return None
-    return int(value) if value.denominator == 1 else float(value)
+    try:
+        return int(value) if value.denominator == 1 else float(value)
+    except OverflowError:  # no float is that large
+        return None
 
 
 def compute_score_v0(solution_str: str, ground_truth: str) -> float:

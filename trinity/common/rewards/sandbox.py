@@ -33,6 +33,8 @@ NUM_WORKERS = 2
 START_DEADLINE_S = 60.0
 FREE_WORKER_DEADLINE_S = 120.0
 REAP_DEADLINE_S = 5.0
+LONGEST_S = 1e6
+"""A deadline that is longer, or infinite, is this one: the kernel counts its milliseconds in 32 bits."""
 READ_BYTES = 65536
 
 
@@ -82,6 +84,18 @@ def _environment() -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def _wait(fd: int, event: int, deadline: float) -> None:
+    """Wait until `fd` can be read or written; `select` knows none above 1023.
+
+    Raises:
+        _Expired: not until `deadline`.
+    """
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise _Expired
 
 
 class _Worker:
@@ -137,9 +151,7 @@ class _Worker:
         assert self.process is not None and self.process.stdin is not None, "started before it is asked"
         fd = self.process.stdin.fileno()
         while data:
-            _, ready, _ = select.select([], [fd], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise _Expired
+            _wait(fd, select.POLLOUT, deadline)
             try:
                 data = data[os.write(fd, data) :]
             except BlockingIOError:
@@ -151,9 +163,7 @@ class _Worker:
         assert self.process is not None and self.process.stdout is not None, "started before it is read"
         fd = self.process.stdout.fileno()
         while b"\n" not in self.buffer:
-            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise _Expired
+            _wait(fd, select.POLLIN, deadline)
             data = os.read(fd, READ_BYTES)
             if not data:
                 raise _Ended
@@ -188,6 +198,7 @@ class Sandbox:
         """
         if self._is_closed:
             return CallFailed("the sandbox is closed")
+        deadline_s = min(deadline_s, LONGEST_S)
         try:
             worker = self._free.get(timeout=FREE_WORKER_DEADLINE_S)
         except queue.Empty:

@@ -70,7 +70,13 @@ def plain(text: str) -> str:
     text = _braced(text)
     text = r"\frac{1}{2}" if text == "0.5" else text
     of_integers = re.fullmatch(r"(-?[0-9]+)/(-?[0-9]+)", text)
-    return text if of_integers is None else rf"\frac{{{int(of_integers[1])}}}{{{int(of_integers[2])}}}"
+    return text if of_integers is None else rf"\frac{{{_integer(of_integers[1])}}}{{{_integer(of_integers[2])}}}"
+
+
+def _integer(text: str) -> str:
+    """Return an integer as Python writes it; it may be too long for `int`."""
+    digits = text.lstrip("-").lstrip("0")
+    return f"-{digits}" if digits and text.startswith("-") else digits or "0"
 
 
 def _braced(text: str) -> str:

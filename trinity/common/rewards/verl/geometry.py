@@ -2,13 +2,23 @@ r"""The score of a geometry problem: nine parts answer, one part form."""
 
 from __future__ import annotations
 
-import re
-
 from trinity.common.rewards.accuracy_reward import AccuracyReward
 from trinity.common.rewards.answer import boxed_answers
 
-FORM = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
 OF_ANSWER = 0.9
+
+
+def has_form(text: str) -> bool:
+    r"""Return whether a text is a thought, then anything, then a `\boxed{}`.
+
+    It is what the pattern `<think>.*</think>.*\\boxed\{.*\}.*` matches, in time linear in the length of the text.
+    """
+    rest = text.removeprefix("<think>")
+    for part in ("</think>", "\\boxed{", "}"):
+        _, found, rest = rest.partition(part)
+        if not found:
+            return False
+    return text.startswith("<think>")
 
 
 def score(response: str, truth: str) -> dict[str, float]:
@@ -22,5 +32,5 @@ def score(response: str, truth: str) -> dict[str, float]:
     """
     boxed = boxed_answers(response)
     is_right = bool(boxed) and AccuracyReward()(f"\\boxed{{{boxed[-1]}}}", truth=truth)["accuracy"] == 1.0
-    has_form = float(FORM.fullmatch(response) is not None)
-    return {"score": OF_ANSWER * is_right + (1.0 - OF_ANSWER) * has_form, "acc": float(is_right), "format": has_form}
+    is_formed = float(has_form(response))
+    return {"score": OF_ANSWER * is_right + (1.0 - OF_ANSWER) * is_formed, "acc": float(is_right), "format": is_formed}
