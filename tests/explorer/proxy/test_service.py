@@ -19,6 +19,7 @@ from trinity.common.errors import EnvironmentProblem
 from trinity.explorer.proxy.client import ServeError
 
 Make = Callable[..., Service]
+MOST_PROMPT, MOST = 24, 48  # tokens: `max_prompt_tokens` and `max_model_len` of the tiny run
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +138,16 @@ def test_the_temperature_is_that_of_the_run_and_a_seed_gives_the_same_answer(
 def test_a_prompt_that_is_too_long_is_no_answer(service: Service):
     client = service.client()
     before = client.get_metrics()["unrewarded_count"]
-    with pytest.raises(openai.BadRequestError, match="max_prompt_tokens"):
-        service.ask(client, messages=[{"role": "user", "content": "1+1=" * 100}])
+    model = service.side.service.config.model
+    assert (model.max_prompt_tokens, model.max_model_len) == (MOST_PROMPT, MOST), "the keys are resolved"
+    for tokens in (MOST, MOST * 3):
+        with pytest.raises(openai.BadRequestError, match="max_model_len") as refused:
+            service.ask(client, messages=[{"role": "user", "content": "1" * tokens}])
+        assert refused.value.code == "context_length_exceeded"
     assert client.get_metrics()["unrewarded_count"] == before
+    answer = service.ask(client, messages=[{"role": "user", "content": "1" * (MOST_PROMPT + 1)}])
+    assert answer.usage.prompt_tokens > MOST_PROMPT
+    assert client.get_metrics()["unrewarded_count"] == before + 1
 
 
 def test_many_callers_at_once_are_recorded_once_each(service: Service):

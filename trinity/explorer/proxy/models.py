@@ -245,7 +245,7 @@ class CallerModels:
     async def recorded(self, experiences: list[Experience], caller: Caller) -> list[Experience]:
         """Return the experiences of one answer, which are recorded then.
 
-        `eid.suffix` and `info["message_id"]` are the answer's id. A cut prompt has no answer.
+        `eid.suffix` and `info["message_id"]` are the answer's id.
 
         Raises:
             StoreError: they cannot be recorded.
@@ -254,8 +254,6 @@ class CallerModels:
         for experience in experiences:
             experience.eid = EID(suffix=message_id)
             experience.info[MESSAGE_ID] = message_id
-        if any(experience.truncate_status == "prompt_truncated" for experience in experiences):
-            return experiences
         choices = [
             RecordedChoice(message_id, number, caller, experience.serialize())
             for number, experience in enumerate(experiences)
