@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -197,8 +198,10 @@ def test_a_full_buffer_refuses_a_commit_and_keeps_what_is_rewarded(make: Make):
     assert full.value.status == 503 and client.get_metrics()["rewarded_count"] == 16
 
 
-def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(make: Make):
-    service = make(rollout_model={"history_limit": 6})
+def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(
+    make: Make, caplog: pytest.LogCaptureFixture
+):
+    service, counts = make(rollout_model={"history_limit": 6}), ("foreign_turn_count", "forgotten_caller_count")
     first = service.ask(service.client("first"), seed=0)
     assert len(first.choices[0].message.content) == 4, "a special token was drawn: take another seed"
     said = [
@@ -210,8 +213,17 @@ def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(m
     assert service.on_loop(service.side.service._engine.stats())["continued_turns"] == 1
     for number in range(4):
         service.ask(service.client(f"other{number}"))
+    assert [service.client().get_metrics()[name] for name in counts] == [0, 2]
     service.ask(service.client("first"), messages=said)
     assert service.on_loop(service.side.service._engine.stats())["continued_turns"] == 1
+    found = service.client().get_metrics()
+    assert (found["foreign_turn_count"], found["forgotten_caller_count"]) == (1, 3)
+    assert caplog.text.count("are remembered no longer") == 1 and "history_limit" in caplog.text
+    service.client("first").feedback(1.0)
+    service.client().commit()
+    logged = service.job.rglob("metrics.jsonl")
+    lines = [json.loads(line) for file in logged for line in file.read_text().splitlines()]
+    assert [(line[f"rollout/{counts[0]}"], line[f"rollout/{counts[1]}"]) for line in lines] == [(1, 3)]
 
 
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path):
