@@ -76,10 +76,12 @@ def test_a_feedback_that_says_no_reward_is_a_422(service: Service, what: str):
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_an_unknown_id_is_a_404_and_an_unknown_run_too(service: Service):
-    assert service.post("/feedback", {"reward": 1, "msg_ids": ["chatcmpl-" + "0" * 32]}).status_code == 404
+def test_an_unknown_id_is_a_422_and_a_foreign_run_a_403(service: Service):
+    """B111 and X24."""
+    answer = service.post("/feedback", {"reward": 1, "msg_ids": ["chatcmpl-" + "0" * 32]})
+    assert answer.status_code == 422 and answer.json()["error"]["code"] == "unknown_id"
     answer = service.post("/feedback", {"reward": 1, "task_id": "never"})
-    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_run"
 
 
 @pytest.mark.difference("`explorer.listen_address`")
