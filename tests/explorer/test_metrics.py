@@ -6,7 +6,10 @@ import math
 
 import pytest
 
-from tests.explorer.scripted import experience
+from tests.explorer.rollouts import Rollouts
+from tests.explorer.scripted import experience, make
+from trinity.common.experience import Experience
+from trinity.common.workflows import Workflow
 from trinity.explorer.metrics import rollout_metrics, taskset_metrics
 from trinity.explorer.outcome import BatchResult, Completed, RolloutResult
 
@@ -32,3 +35,24 @@ def test_detailed_metrics_have_the_distribution_over_the_tasks() -> None:
     of_tasksets = taskset_metrics(result, {0: "sums"}, is_detailed=True)
     assert {what: of_tasksets[f"rollout/sums/reward/{what}"] for what in expected} == pytest.approx(expected)
     assert rollout_metrics(BatchResult(4), is_detailed=True).keys() == rollout_metrics(BatchResult(4)).keys()
+
+
+class Rewriting(Workflow):
+    """Sends the first response back as it was said, and the second one in other words; keeps one call."""
+
+    def run(self) -> list[Experience]:
+        messages = [{"role": "user", "content": "1+1="}]
+        self.model.enable_history, self.model.history.limit = True, 1
+        for other in (None, "2"):
+            (said,) = self.model.chat(messages, max_tokens=2)
+            text = said.response_text if other is None else other
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "2+2="}]
+        (last,) = self.model.chat(messages, max_tokens=2)
+        last.reward = 1.0
+        return [last]
+
+
+def test_responses_in_other_words_and_calls_that_a_history_dropped_are_counted(rollouts: Rollouts) -> None:
+    metrics = rollout_metrics(rollouts.run([make(Rewriting, 2, act="ok")], max_retry_times=0))
+    assert metrics["rollout/finished_task_count"] == 1
+    assert (metrics["rollout/foreign_turn_count"], metrics["rollout/dropped_call_count"]) == (2, 4)

@@ -126,9 +126,9 @@ class LocalModel(ABC):
     async def generate_seen(self, prompt: SeenPrompt, **arguments: Any) -> list[Experience]:
         """Return `n` responses to one prompt, which may have images.
 
-        A prompt longer than `model.max_prompt_tokens` is cut if `enable_prompt_truncation`. The rest is then the
-        prompt. With `prompt_truncation: stop` nothing is sampled: each of the `n` experiences is marked
-        `prompt_truncated`, and its one response token is masked.
+        A prompt longer than `model.max_prompt_tokens` is cut if `enable_prompt_truncation`, of the call or else of the
+        model. The rest is then the prompt. With `prompt_truncation: stop` nothing is sampled: each of the `n`
+        experiences is marked `prompt_truncated`, and its one response token is masked.
 
         Args:
             prompt: the prompt.
@@ -141,12 +141,14 @@ class LocalModel(ABC):
         params = self.settings.params.override(arguments)
         if params.top_logprobs and not self.has_top_logprobs:
             raise NotAvailableError("top_logprobs above 0 is served by the torch engine alone; leave it out")
-        tokenizer, tokens = self.tokenizer, prompt.tokens
-        limit = self.settings.model.max_prompt_tokens
+        tokenizer, tokens, own = self.tokenizer, prompt.tokens, self.settings.model
+        limit, is_cut = own.max_prompt_tokens, params.enable_prompt_truncation
+        if is_cut is None:
+            is_cut = own.enable_prompt_truncation
         if not tokens:
             raise EngineError("a prompt needs at least one token, got none", code="E5602")
-        if limit is not None and len(tokens) > limit and self.settings.model.enable_prompt_truncation:
-            side = self.settings.model.prompt_truncation
+        if limit is not None and len(tokens) > limit and is_cut:
+            side = own.prompt_truncation
             self._warn_truncated(len(tokens), limit)
             if side == "stop":
                 return [self._truncated(tokens[: limit + 1]) for _ in range(params.n)]
@@ -349,8 +351,8 @@ class LocalModel(ABC):
         if left < 1:
             raise EngineError(
                 f"a prompt of {len(tokens)} tokens leaves no room for a response within model.max_model_len "
-                f"({self._max_model_len}); shorten it, raise model.max_model_len, or set "
-                "model.enable_prompt_truncation: true",
+                f"({self._max_model_len}); shorten it or raise model.max_model_len; model.enable_prompt_truncation: "
+                "true cuts prompts of model.chat and model.generate",
                 code="E5608",
             )
         seed = self.settings.seed if params.seed is None else params.seed

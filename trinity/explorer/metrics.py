@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from trinity.common.experience import Experience
-from trinity.explorer.outcome import BatchResult, Failed, OverMemory, Rejected, RewardFailed, RewardTimedOut, TimedOut
+from trinity.explorer.outcome import (
+    DROPPED_CALLS,
+    FOREIGN_TURNS,
+    BatchResult,
+    Failed,
+    OverMemory,
+    Rejected,
+    RewardFailed,
+    RewardTimedOut,
+    TimedOut,
+)
 
 
 def run_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -55,6 +65,8 @@ def rollout_metrics(result: BatchResult, *, is_detailed: bool = False) -> dict[s
     experiences = result.experiences
     metrics |= outcome_counts(result, "rollout")
     metrics |= truncation_counts(experiences, "rollout")
+    for name in (FOREIGN_TURNS, DROPPED_CALLS):
+        metrics[f"rollout/{name.removesuffix('s')}_count"] = sum(int(e.info.get(name, 0)) for e in experiences)
     metrics |= summarize("response_length", [e.response_length for e in experiences])
     metrics |= summarize("prompt_length", [e.prompt_length for e in experiences])
     if experiences:

@@ -11,6 +11,9 @@ from trinity.buffer.store.fates import ISSUED, failed
 from trinity.common.experience import Experience
 from trinity.common.rewards.reward_fn import RewardError, RewardTimeoutError
 
+# Of `Experience.info`: what the model of a rollout counted; see `Turns.foreign` and `History.dropped`.
+FOREIGN_TURNS, DROPPED_CALLS = "foreign_turns", "dropped_calls"
+
 
 @dataclass(frozen=True)
 class Completed:

@@ -25,7 +25,7 @@ from trinity.common.workflows import Workflow, describe, reset_workflow
 from trinity.common.workflows.task import TEMPLATE_ARGS, Task, read_option
 from trinity.explorer.acceptance import accept
 from trinity.explorer.attempts import Runner, called
-from trinity.explorer.outcome import Failed, Outcome, unscored
+from trinity.explorer.outcome import DROPPED_CALLS, FOREIGN_TURNS, Completed, Failed, Outcome, unscored
 from trinity.runtime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class WorkflowRunner(Runner):
             model_version=self._model.model_version,
             dropped=dropped,
         )
+        _note_counts(outcomes, model)
         if self._completer is None or task.is_eval or is_greedy:
             return outcomes
         return [await self._completer.complete(outcome, task) for outcome in outcomes]
@@ -164,6 +165,14 @@ class WorkflowRunner(Runner):
         self._workflows.clear()
         self._worker = WorkerThread(f"{self.name}+{self.abandoned_count}")
         self.participant = self._worker.name
+
+
+def _note_counts(outcomes: Sequence[Outcome], model: ModelWrapper) -> None:
+    """Note in an experience what the model counted, for the metrics."""
+    first = next((outcome for outcome in outcomes if isinstance(outcome, Completed)), None)
+    if first is not None:
+        counts = {FOREIGN_TURNS: model.foreign_turns, DROPPED_CALLS: model.history.dropped}
+        first.experiences[0].info.update({name: count for name, count in counts.items() if count})
 
 
 def _taken_over(held: Any, model: ModelWrapper) -> ModelWrapper:

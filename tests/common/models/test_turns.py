@@ -208,3 +208,18 @@ def test_the_answers_used_last_are_kept(monkeypatch: pytest.MonkeyPatch, caplog:
         turns.conversation(asked[number]).add(sample("x", [1, 10 + number]))
     assert [turns.conversation(one).said is not None for one in answered] == [True, False, False, True]
     assert caplog.text.count("are tokenised again") == 1
+
+
+def test_a_conversation_with_a_response_of_elsewhere_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Two rewritten responses, one of them after a known one; what begins a conversation is no response."""
+    turns_of._tell_of_foreign.cache_clear()
+    turns, other = Turns(), {"role": "assistant", "content": "other"}
+    with caplog.at_level("INFO", "trinity"):
+        turns.conversation(ASK).add(sample("one", [1, 2]))
+        known = [*ASK, {"role": "assistant", "content": "one"}, MORE]
+        for messages in (ASK, known, [{"role": "assistant", "content": "hello"}, MORE]):
+            turns.conversation(messages)
+        assert turns.foreign == 0
+        turns.conversation([*ASK, other, MORE])
+        assert turns.conversation([*known, other, MORE]).said == Said(2, [1, 2], 1)
+    assert turns.foreign == 2 and caplog.text.count("was not sampled in it") == 1

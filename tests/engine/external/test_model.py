@@ -91,6 +91,17 @@ def test_an_answer_has_the_servers_tokens_and_logprobs_and_they_are_those_of_its
     }  # fmt: skip
 
 
+def test_a_response_that_may_fill_the_model_has_no_limit_at_the_server(llama: Made, service: Service):
+    """A request to the endpoint without `max_tokens`: servers refuse prompt and limit above their own length."""
+
+    async def work(model: ExternalModel) -> Any:
+        return [(await model.chat(QUESTION, max_tokens=most, ignore_eos=True))[0] for most in (48, 3)]
+
+    whole, short = use(config(llama), work)
+    assert whole.response_length > 48 and short.response_length == 3
+    assert [body.get("max_tokens") for _, _, body in service.requests] == [None, 3]
+
+
 def test_a_server_that_tells_no_tokens_is_read_by_the_tokenizer_of_the_section(llama: Made, service: Service):
     service.is_plain = True
 

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
+from tests.resolved import resolved
 from tests.tiny import CHARACTERS, tiny_model
-from trinity.common.config import Config
 from trinity.common.models import create_inference_model
 from trinity.common.models.model import ModelWrapper
 from trinity.explorer.api.app import EndpointLimits
@@ -30,12 +30,20 @@ class Served:
     """An engine with its wrapper and its endpoint, on an event loop of its own."""
 
     def __init__(
-        self, folder: Path, limits: EndpointLimits | None = None, *, make: Callable[[Path], Any] = llama, **rollout: Any
+        self,
+        folder: Path,
+        limits: EndpointLimits | None = None,
+        *,
+        make: Callable[[Path], Any] = llama,
+        model: dict[str, Any] | None = None,
+        **rollout: Any,
     ) -> None:
         make(folder / "model")
         rollout = {"dtype": "float32", "enable_openai_api": True, **rollout}
-        self.config = Config.model_validate({
-            "model": {"model_path": str(folder / "model"), "max_model_len": 64, "max_response_tokens": 8},
+        # The shortest response of the wrapper is then that of the endpoint, so that both sample the same tokens.
+        lengths = model or {"max_model_len": 64, "max_response_tokens": 8, "min_response_tokens": 0}
+        self.config = resolved({
+            "model": {"model_path": str(folder / "model"), **lengths},
             "explorer": {"rollout_model": rollout, "max_timeout": 60},
             "algorithm": {"repeat_times": 2},
         })  # fmt: skip

@@ -42,7 +42,7 @@ def test_above_the_limit_the_oldest_calls_without_a_reward_go_and_are_counted(
     assert "2 answered calls without a reward were dropped" in caplog.text and "history_limit" in caplog.text
     with pytest.raises(FeedbackError, match="one of the 2 dropped") as gone:
         record.reward(1.0, message_ids=[IDS[1]], caller=None)
-    assert gone.value.status == 404
+    assert gone.value.status == 422
     assert record.reward(1.0, message_ids=[IDS[3], IDS[5]], caller=None) == Rewarded(2, 0)
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_id_changes_nothing(record: CallRecord):
     for unknown in (IDS[5], f"{IDS[0]}#2", f"{IDS[0]}#x", f"{IDS[0]}#{10**30}", "%", ""):
         with pytest.raises(FeedbackError, match="is recorded") as error:
             record.reward(1.0, message_ids=[IDS[0], unknown], caller=None)
-        assert error.value.status == 404
+        assert error.value.status == 422
     assert record.counts == Counts(waiting=2, rewarded=0)
     assert record.reward(1.0, message_ids=[f"{IDS[0]}#1"], caller=None) == Rewarded(1, 0)
     assert record.counts == Counts(waiting=1, rewarded=1)
@@ -87,7 +87,7 @@ def test_a_reward_of_a_run_is_that_of_its_calls_and_one_by_id_names_the_run(reco
     assert record.reward(1.0, message_ids=None, caller=first) == Rewarded(2, 0)
     with pytest.raises(FeedbackError, match="no call of task 'task', run 2") as unknown:
         record.reward(1.0, message_ids=None, caller=Caller("task", 2))
-    assert unknown.value.status == 404
+    assert unknown.value.status == 403
     record.reward(0.0, message_ids=[IDS[3]], caller=Caller("other", 7))
     assert [(row.task, row.run_id, row.reward) for row in record.begin(1)] == [
         ("task", 0, 1.0), ("task", 0, 1.0), ("other", 7, 0.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from trinity.common.errors import EnvironmentProblem
 from trinity.explorer.proxy.client import ServeError
 
 Make = Callable[..., Service]
+MOST_PROMPT, MOST = 24, 48  # tokens: `max_prompt_tokens` and `max_model_len` of the tiny run
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,12 @@ def test_a_feedback_that_says_no_reward_is_a_422(service: Service, what: str):
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_an_unknown_id_is_a_404_and_an_unknown_run_too(service: Service):
-    assert service.post("/feedback", {"reward": 1, "msg_ids": ["chatcmpl-" + "0" * 32]}).status_code == 404
+def test_an_unknown_id_is_a_422_and_a_foreign_run_a_403(service: Service):
+    """B111 and X24."""
+    answer = service.post("/feedback", {"reward": 1, "msg_ids": ["chatcmpl-" + "0" * 32]})
+    assert answer.status_code == 422 and answer.json()["error"]["code"] == "unknown_id"
     answer = service.post("/feedback", {"reward": 1, "task_id": "never"})
-    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_run"
 
 
 @pytest.mark.difference("`explorer.listen_address`")
@@ -137,9 +141,16 @@ def test_the_temperature_is_that_of_the_run_and_a_seed_gives_the_same_answer(
 def test_a_prompt_that_is_too_long_is_no_answer(service: Service):
     client = service.client()
     before = client.get_metrics()["unrewarded_count"]
-    with pytest.raises(openai.BadRequestError, match="max_prompt_tokens"):
-        service.ask(client, messages=[{"role": "user", "content": "1+1=" * 100}])
+    model = service.side.service.config.model
+    assert (model.max_prompt_tokens, model.max_model_len) == (MOST_PROMPT, MOST), "the keys are resolved"
+    for tokens in (MOST, MOST * 3):
+        with pytest.raises(openai.BadRequestError, match="max_model_len") as refused:
+            service.ask(client, messages=[{"role": "user", "content": "1" * tokens}])
+        assert refused.value.code == "context_length_exceeded"
     assert client.get_metrics()["unrewarded_count"] == before
+    answer = service.ask(client, messages=[{"role": "user", "content": "1" * (MOST_PROMPT + 1)}])
+    assert answer.usage.prompt_tokens > MOST_PROMPT
+    assert client.get_metrics()["unrewarded_count"] == before + 1
 
 
 def test_many_callers_at_once_are_recorded_once_each(service: Service):
@@ -189,8 +200,10 @@ def test_a_full_buffer_refuses_a_commit_and_keeps_what_is_rewarded(make: Make):
     assert full.value.status == 503 and client.get_metrics()["rewarded_count"] == 16
 
 
-def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(make: Make):
-    service = make(rollout_model={"history_limit": 6})
+def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(
+    make: Make, caplog: pytest.LogCaptureFixture
+):
+    service, counts = make(rollout_model={"history_limit": 6}), ("foreign_turn_count", "forgotten_caller_count")
     first = service.ask(service.client("first"), seed=0)
     assert len(first.choices[0].message.content) == 4, "a special token was drawn: take another seed"
     said = [
@@ -202,8 +215,17 @@ def test_a_conversation_is_remembered_with_its_tokens_as_long_as_there_is_room(m
     assert service.on_loop(service.side.service._engine.stats())["continued_turns"] == 1
     for number in range(4):
         service.ask(service.client(f"other{number}"))
+    assert [service.client().get_metrics()[name] for name in counts] == [0, 2]
     service.ask(service.client("first"), messages=said)
     assert service.on_loop(service.side.service._engine.stats())["continued_turns"] == 1
+    found = service.client().get_metrics()
+    assert (found["foreign_turn_count"], found["forgotten_caller_count"]) == (1, 3)
+    assert caplog.text.count("are remembered no longer") == 1 and "history_limit" in caplog.text
+    service.client("first").feedback(1.0)
+    service.client().commit()
+    logged = service.job.rglob("metrics.jsonl")
+    lines = [json.loads(line) for file in logged for line in file.read_text().splitlines()]
+    assert [(line[f"rollout/{counts[0]}"], line[f"rollout/{counts[1]}"]) for line in lines] == [(1, 3)]
 
 
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path):

@@ -33,6 +33,7 @@ class GenerateParams:
         ignore_eos: continue after the end-of-sequence token.
         sample_ids: identity of each sample, for the noise; None: the engine numbers them.
         participant: name of the caller, for the rounds of deterministic mode.
+        enable_prompt_truncation: whether a prompt above `model.max_prompt_tokens` is cut; None: as configured.
     """
 
     n: int = 1
@@ -48,6 +49,7 @@ class GenerateParams:
     ignore_eos: bool = False
     sample_ids: tuple[str, ...] | None = None
     participant: str | None = None
+    enable_prompt_truncation: bool | None = None
 
     @classmethod
     def of(cls, model: ModelConfig, *, ignore_eos: bool) -> GenerateParams:

@@ -185,6 +185,11 @@ class ModelWrapper:
         shared = self.config.model.max_model_len if self.config else None
         return int(own or shared or 2**31 - 1)
 
+    @property
+    def foreign_turns(self) -> int:
+        """Conversations with a response that was not sampled here; see `Turns`."""
+        return self._turns.foreign
+
     def words(self) -> dict[int, str]:
         """Return the text of each token id, as the tokenizer holds it."""
         return {number: text for text, number in self.model.vocabulary().items()}

@@ -10,6 +10,7 @@ response.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections import OrderedDict
@@ -69,9 +70,15 @@ class Conversation:
 
 
 class Turns:
-    """The answers of one rollout, found by the messages before them."""
+    """The answers of one rollout, found by the messages before them.
+
+    Attributes:
+        foreign: conversations with a later response than those found here. It was not sampled in this rollout, or is
+            no longer known, or came back in other words; its text is tokenised, as part of the prompt.
+    """
 
     def __init__(self) -> None:
+        self.foreign = 0
         self._answers: OrderedDict[bytes, Experience] = OrderedDict()
 
     def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Conversation:
@@ -82,6 +89,10 @@ class Turns:
             key = _extended(key, message)
             if key in self._answers:
                 found = count, key
+        known = 1 if found is None else found[0]  # a conversation may begin with the assistant, and not with an answer
+        if any(message.get("role") == "assistant" for message in messages[known:]):
+            self.foreign += 1
+            _tell_of_foreign()
         if found is None:
             return Conversation(None, self, key)
         count, place = found
@@ -121,6 +132,14 @@ class Turns:
             self._is_full = True
 
     _is_full = False
+
+
+@functools.cache
+def _tell_of_foreign() -> None:
+    logger.info(
+        "a conversation has a response that was not sampled in it, or came back in other words; such a response is "
+        "tokenised as part of the prompt and not trained, and counted (rollout/foreign_turn_count)"
+    )
 
 
 def _extended(key: bytes, message: Mapping[str, Any]) -> bytes:

@@ -169,8 +169,10 @@ class ExternalModel:
         if params.top_logprobs:
             raise NotAvailableError("top_logprobs above 0 is served by the torch engine alone; leave it out")
         body |= {"model": self.settings.name, "n": params.n, "temperature": params.temperature, "top_p": params.top_p}
+        longest, whole = params.max_tokens, self.settings.model.max_model_len
         optional: dict[str, tuple[bool, Any]] = {
-            "max_tokens": (params.max_tokens is not None, params.max_tokens),
+            # A response that may fill the model has no limit of its own: servers refuse one that adds up to more.
+            "max_tokens": (longest is not None and (whole is None or longest < whole), longest),
             "stop": (bool(params.stop), list(params.stop)),
             "seed": (params.seed is not None, params.seed),
             "top_k": (params.top_k > 0, params.top_k),

@@ -106,15 +106,10 @@ class RunningCall:
         """Refuse an answer that nobody waits for, or that is not as asked.
 
         Raises:
-            BadRequestError: the prompt was cut, or the answer has not the tool calls that were asked for.
+            BadRequestError: the answer has not the tool calls that were asked for.
         """
         if self._is_given_up:
             raise BadRequestError("the client has disconnected", code="client_gone")
-        if any(exp.truncate_status == "prompt_truncated" for exp in experiences):
-            raise BadRequestError(
-                "the prompt is longer than model.max_prompt_tokens; shorten the conversation or raise it",
-                param="messages", code="context_length_exceeded",
-            )  # fmt: skip
         if isinstance(self.asked, ChatRequest):
             for number, exp in enumerate(experiences):
                 self.asked.check_answer(number, exp.info.get("message") or {})

@@ -12,11 +12,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from trinity.common.models.inference_model import InferenceModel
+from trinity.explorer.api.errors import HTTPError
+from trinity.explorer.api.service import Service
 from trinity.explorer.isolation.requested import PATH
 from trinity.explorer.isolation.wire import METHODS, call_of, failure_of, result_bytes
 
 POLL_S = 0.5
 BYTES = "application/octet-stream"
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""A call has a conversation with its images, and the tokens of its beginning."""
 
 
 def engine_routes(
@@ -37,8 +41,11 @@ def engine_routes(
             return _refused(PermissionError("the key is not that of this inference model"), 401)
         if method not in METHODS or not 0 <= index < len(engines):
             return _refused(LookupError(f"there is no method {method} of an engine {index} here"), 404)
+        service: Service = request.app.state.service
         try:
-            args, kwargs = call_of(await request.body())
+            args, kwargs = call_of(await service.gate.body(request, most=MAX_BODY_BYTES))
+        except HTTPError as error:
+            return _refused(ValueError(str(error)), error.status, error.headers)
         except ValueError as error:
             return _refused(error, 400)
         call = asyncio.run_coroutine_threadsafe(_asked(engines[index], method, args, kwargs), loop)
@@ -66,5 +73,5 @@ async def _asked(engine: InferenceModel, method: str, args: Sequence[Any], kwarg
     return result_bytes(engine.model_version, value)
 
 
-def _refused(error: BaseException, status: int) -> Response:
-    return JSONResponse({"failure": failure_of(error)}, status)
+def _refused(error: BaseException, status: int, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"failure": failure_of(error)}, status, headers)

@@ -60,22 +60,25 @@ class Gate:
         self.under_way -= 1
         self.metrics.under_way.set(self.under_way)
 
-    async def body(self, request: Request) -> bytes:
+    async def body(self, request: Request, *, most: int | None = None) -> bytes:
         """Return the body of a request.
+
+        Args:
+            request: as it came.
+            most: bytes that it may have; None: as the limits say.
 
         Raises:
             HTTPError: it is too large (413), or does not arrive (408).
         """
         try:
-            return await within(self._body(request), self.limits.receive_s)
+            return await within(self._body(request, most or self.limits.body_bytes), self.limits.receive_s)
         except TimeoutError as error:
             raise HTTPError(
                 408, f"the request has not arrived within {self.limits.receive_s:g} s", kind="timeout_error",
                 code="request_timeout", headers={"Connection": "close"},
             ) from error  # fmt: skip
 
-    async def _body(self, request: Request) -> bytes:
-        most = self.limits.body_bytes
+    async def _body(self, request: Request, most: int) -> bytes:
         announced = request.headers.get("content-length", "0")
         found = bytearray()
         if not announced.isdecimal() or len(announced) > 18 or int(announced) > most:

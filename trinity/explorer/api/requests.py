@@ -103,14 +103,17 @@ class _Request(BaseModel):
     def arguments(self, max_model_len: int) -> dict[str, Any]:
         """Return the arguments of the engine's call.
 
+        The lengths of section `model` are those of `model.chat` and `model.generate`: here `max_model_len` alone holds.
+
         Args:
             max_model_len: most tokens of prompt and response; without `max_tokens` a response may fill it.
         """
-        names = ("n", "temperature", "top_p", "top_k", "min_tokens", "seed", "ignore_eos")
+        names = ("n", "temperature", "top_p", "top_k", "seed", "ignore_eos")
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.stop:
             found["stop"] = self.stop
-        return found | {"max_tokens": self.max_tokens or max_model_len}
+        lengths = {"min_tokens": self.min_tokens or 0, "max_tokens": self.max_tokens or max_model_len}
+        return found | lengths | {"enable_prompt_truncation": False}
 
 
 class ChatRequest(_Request):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trinity.common.experience import Experience
     from trinity.common.models.inference_model import InferenceModel
     from trinity.explorer.producer import Producer
+    from trinity.explorer.proxy.models import CallerModels
     from trinity.explorer.proxy.record import CallRecord
     from trinity.monitor.monitor import Monitor
     from trinity.runtime.worker_thread import WorkerThread
@@ -87,6 +88,7 @@ class Committer:
         pipeline: what happens to experiences before they are stored.
         monitor: metrics of the explorer.
         engine: whose version the snapshot names.
+        callers: whose counts are metrics.
 
     Attributes:
         state: where the explorer stands.
@@ -102,12 +104,13 @@ class Committer:
         pipeline: ExperiencePipeline,
         monitor: Monitor,
         engine: InferenceModel,
+        callers: CallerModels,
     ) -> None:
         self.state = ExplorerState()
         self.summary = ExploreSummary(step=0)
         self._record, self._io = record, io
         self._producer, self._pipeline = producer, pipeline
-        self._monitor, self._engine = monitor, engine
+        self._monitor, self._engine, self._callers = monitor, engine, callers
         self._lock = asyncio.Lock()
 
     async def prepare(self) -> None:
@@ -190,6 +193,8 @@ class Committer:
             "rollout/answer_count": len(rows),
             "rollout/unrewarded_count": waiting,
             "rollout/dropped_count": self._record.dropped_count,
+            "rollout/foreign_turn_count": self._callers.foreign_turns,
+            "rollout/forgotten_caller_count": self._callers.forgotten_count,
             "rollout/model_version": self._engine.model_version,
             "experience_pipeline/oversize_count": appended.quarantined,
         }

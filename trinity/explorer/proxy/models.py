@@ -126,6 +126,11 @@ class CallerModel:
         """Most tokens of prompt and response."""
         return self._model.max_model_len
 
+    @property
+    def foreign_turns(self) -> int:
+        """Conversations with a response that was not sampled in them."""
+        return self._model.foreign_turns
+
     def submit(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a call on the engine's event loop."""
         return self._model.submit(call)
@@ -165,6 +170,7 @@ class CallerModels:
     Attributes:
         answer_count: answers so far, of which an answer with several choices is one.
         temperature_count: calls that asked for another temperature than the run's, and had that of the run.
+        forgotten_count: callers whose conversations are remembered no longer.
     """
 
     def __init__(
@@ -176,7 +182,8 @@ class CallerModels:
         refuse: Callable[[], None],
         limit: int,
     ) -> None:
-        self.answer_count = self.temperature_count = 0
+        self.answer_count = self.temperature_count = self.forgotten_count = 0
+        self._forgotten_foreign = 0
         self._model, self._writer, self._token = model, writer, token
         self._refuse, self._limit = refuse, limit
         self._life = secrets.token_hex(4)  # samples of another process have other identities, so other noise
@@ -217,6 +224,21 @@ class CallerModels:
             while self._remembered > self._limit and len(self._callers) > 1:
                 _, oldest = self._callers.popitem(last=False)
                 self._remembered -= oldest.answer_count
+                self._forgotten_foreign += oldest.foreign_turns
+                self.forgotten_count += 1
+                if self.forgotten_count == 1:
+                    logger.warning(
+                        "the conversations of a caller are remembered no longer, for those of newer ones: %d answers "
+                        "are (explorer.rollout_model.history_limit); a conversation that continues is then tokenised "
+                        "again, see forgotten_caller_count and foreign_turn_count of /status",
+                        self._limit,
+                    )
+
+    @property
+    def foreign_turns(self) -> int:
+        """Conversations with a response that was not sampled in them."""
+        with self._lock:
+            return self._forgotten_foreign + sum(model.foreign_turns for model in self._callers.values())
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call, at the temperature of the run.
@@ -245,7 +267,7 @@ class CallerModels:
     async def recorded(self, experiences: list[Experience], caller: Caller) -> list[Experience]:
         """Return the experiences of one answer, which are recorded then.
 
-        `eid.suffix` and `info["message_id"]` are the answer's id. A cut prompt has no answer.
+        `eid.suffix` and `info["message_id"]` are the answer's id.
 
         Raises:
             StoreError: they cannot be recorded.
@@ -254,8 +276,6 @@ class CallerModels:
         for experience in experiences:
             experience.eid = EID(suffix=message_id)
             experience.info[MESSAGE_ID] = message_id
-        if any(experience.truncate_status == "prompt_truncated" for experience in experiences):
-            return experiences
         choices = [
             RecordedChoice(message_id, number, caller, experience.serialize())
             for number, experience in enumerate(experiences)

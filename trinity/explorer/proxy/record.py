@@ -189,7 +189,7 @@ class CallRecord:
         without, the reward is that of all calls of `caller`.
 
         Raises:
-            FeedbackError: an id or a run is not known (404), or one is committed with another reward (409).
+            FeedbackError: an id (422) or a run (403) is not known, or one is committed with another reward (409).
         """
         with self._database.write() as connection:
             if message_ids is None:
@@ -217,25 +217,25 @@ class CallRecord:
         for message_id, (name, _, choice) in zip(message_ids, parts, strict=True):
             named = [row for row in found.get(name, ()) if not choice or str(row.choice) == choice]
             if not named:
-                raise self._unknown(f"no answer {message_id!r} is recorded")
+                raise self._unknown(f"no answer {message_id!r} is recorded", status=422)
             rows |= {row.id: row for row in named}
         return [rows[number] for number in sorted(rows)]
 
     def _of_caller(self, connection: Connection, caller: Caller) -> list[Row[Any]]:
         rows = self._found(connection, and_(CALLS.c.task == caller.task, CALLS.c.run_id == caller.run))
         if not rows:
-            raise self._unknown(f"no call of task {caller.task!r}, run {caller.run} is recorded")
+            raise self._unknown(f"no call of task {caller.task!r}, run {caller.run} is recorded", status=403)
         return rows
 
     def _found(self, connection: Connection, condition: ColumnElement[bool]) -> list[Row[Any]]:
         columns = (CALLS.c.id, CALLS.c.message_id, CALLS.c.choice, CALLS.c.reward, CALLS.c.step)
         return list(connection.execute(select(*columns).where(self._own, condition).order_by(CALLS.c.id)))
 
-    def _unknown(self, message: str) -> FeedbackError:
+    def _unknown(self, message: str, *, status: int) -> FeedbackError:
         return FeedbackError(
             f"{message} here: it is of another server, or is one of the {self.dropped_count} dropped ones, "
             f"or older than the last {self.limit} committed ones (explorer.rollout_model.history_limit)",
-            status=404,
+            status=status,
         )
 
     # ----------------------------------------------------------------- commit

@@ -13,7 +13,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from trinity.common.errors import StoreError, TrinityError
-from trinity.explorer.api.errors import BadRequestError, error_body
+from trinity.explorer.api.errors import BadRequestError, HTTPError, error_body
+from trinity.explorer.api.gate import Gate
 from trinity.explorer.proxy.commit import Committed, FullBufferError
 from trinity.explorer.proxy.models import NO_CALLER, caller_of
 from trinity.explorer.proxy.record import Caller, FeedbackError, Rewarded
@@ -28,6 +29,11 @@ MAX_IDS = 10_000
 MAX_ID_LENGTH = 256
 RETRY_AFTER_S = 1
 _FIELDS = {"reward", "msg_ids", "task_id", "run_id"}
+_FEEDBACK_ERRORS = {
+    403: ("permission_error", "foreign_run"),
+    409: ("invalid_request_error", "already_committed"),
+    422: ("invalid_request_error", "unknown_id"),
+}
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -60,7 +66,7 @@ def proxy_routes(service: Serving, loop: asyncio.AbstractEventLoop) -> Callable[
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not service.is_token(token.strip()):
             text = "the token is missing or wrong; send `Authorization: Bearer <token>`"
-            raise _Refused(401, text, "invalid_api_key")
+            raise HTTPError(401, text, kind="authentication_error", code="invalid_api_key")
 
     async def asked(call: Coroutine[Any, Any, T]) -> T:
         # Shielded: a commit that was begun ends, whether its caller waits or not.
@@ -72,7 +78,8 @@ def proxy_routes(service: Serving, loop: asyncio.AbstractEventLoop) -> Callable[
 
         async def answer() -> dict[str, Any]:
             admit(request)
-            reward, ids, caller = read_feedback(await _body(request))
+            gate: Gate = request.app.state.service.gate
+            reward, ids, caller = read_feedback(await gate.body(request, most=MAX_BODY_BYTES))
             return {"status": "success", **asdict(await asked(service.reward(reward, ids, caller)))}
 
         return await _answered(answer())
@@ -149,34 +156,20 @@ def _plain_id(text: str) -> str:
     return (digits if len(digits) == 32 and set(digits) <= _DIGITS else name) + mark + choice
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, text: str, code: str) -> None:
-        super().__init__(text)
-        self.status, self.code = status, code
-
-
-async def _body(request: Request) -> bytes:
-    found = bytearray()
-    async for chunk in request.stream():
-        found += chunk
-        if len(found) > MAX_BODY_BYTES:
-            raise _Refused(413, f"the body has more than {MAX_BODY_BYTES} bytes", "request_too_large")
-    return bytes(found)
-
-
 async def _answered(call: Coroutine[Any, Any, dict[str, Any]]) -> Response:
-    """Return the answer, or the error as the OpenAI interface has it."""
+    """Return the answer, or the error as the OpenAI interface has it.
+
+    Raises:
+        HTTPError: what the application answers.
+    """
     try:
         return JSONResponse(await call)
-    except _Refused as error:
-        kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-        return JSONResponse(error_body(str(error), kind=kind, code=error.code), error.status)
     except BadRequestError as error:
         said = error_body(str(error), kind="invalid_request_error", param=error.param, code=error.code)
         return JSONResponse(said, 422)
     except FeedbackError as error:
-        code = "not_found" if error.status == 404 else "already_committed"
-        return JSONResponse(error_body(str(error), kind="invalid_request_error", code=code), error.status)
+        kind, code = _FEEDBACK_ERRORS[error.status]
+        return JSONResponse(error_body(str(error), kind=kind, code=code), error.status)
     except FullBufferError as error:
         said = error_body(str(error), kind="server_error", code=error.code)
         return JSONResponse(said, 503, {"Retry-After": str(RETRY_AFTER_S)})

@@ -90,6 +90,10 @@ class ProxyService:
         self._producer = Producer(store, self._io.call, buffer=buffer, name=name, scope=scope, is_scheduled=False)
         self._served = ServedWeights(synchronizer, engine, explorer=name)
         self._pipeline = build_pipeline(config)
+        model = wrapper(config, engine)
+        model.enable_history = False  # the record takes its place
+        writer = RecordWriter(self._record, self._record_io)
+        self.models = CallerModels(model, writer, token=token, refuse=self._refuse, limit=limit)
         self._committer = Committer(
             self._record,
             self._io,
@@ -97,11 +101,8 @@ class ProxyService:
             pipeline=self._pipeline,
             monitor=monitor,
             engine=engine,
+            callers=self.models,
         )
-        model = wrapper(config, engine)
-        model.enable_history = False  # the record takes its place
-        writer = RecordWriter(self._record, self._record_io)
-        self.models = CallerModels(model, writer, token=token, refuse=self._refuse, limit=limit)
         self._rewarded = 0
         self._started = time.monotonic()
 
@@ -187,6 +188,8 @@ class ProxyService:
             "history_limit": self._record.limit,
             "experience_count": self.summary.experience_count,
             "other_temperature_count": self.models.temperature_count,
+            "foreign_turn_count": self.models.foreign_turns,
+            "forgotten_caller_count": self.models.forgotten_count,
             "uptime_s": round(time.monotonic() - self._started, 3),
         }
 

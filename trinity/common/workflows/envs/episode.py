@@ -100,7 +100,9 @@ class EpisodeWorkflow(OfEnvironment, MultiTurnWorkflow):
     A subclass defines `open`, and its system prompt. The experience of a rollout has the tokens that were sampled; it
     is one if the chat template continues the conversation, else as many as have to be. The rollout ends when the
     environment is done, after `max_steps` answers, when an answer was cut at its longest length, or when the
-    conversation no longer fits into `model.max_model_len`.
+    conversation is longer than a prompt may be: `model.max_prompt_tokens`, which holds for `model.chat`, or
+    `model.max_model_len` with `enable_prompt_truncation: false`. With another `prompt_truncation` than `stop` it
+    continues with what is left of the conversation.
     """
 
     arguments: ClassVar[Mapping[str, Any] | None] = {}
