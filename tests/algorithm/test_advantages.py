@@ -144,6 +144,43 @@ def test_rec_drops_the_same_surplus_in_every_run() -> None:
     assert run() == run() and sorted(run()) == [-0.5, 0.0, 0.0, 0.0, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("grpo", {}),
+        ("grpo", {"std_cal_level": "batch"}),
+        ("grpo", {"std_threshold": 0.0}),
+        ("opmd", {"opmd_baseline": "logavgexp"}),
+        ("asymre", {}),
+        ("rec", {"std_normalize": True}),
+        ("rec", {"drop": "balance"}),
+        ("reinforce", {}),
+    ],
+)
+def test_trajectories_of_a_rollout_with_one_reward_count_once(name: str, args: dict[str, Any]) -> None:
+    rewards, counts = [1.0, 0.1, 0.1, 0.25], [3, 1, 2, 1]
+    alone = ADVANTAGE_FN.get(name)(**args).process(_steps([[reward] for reward in rewards]))
+    several = _steps([[reward] * count for reward, count in zip(rewards, counts, strict=True)])
+    for exp in several:
+        if counts[exp.eid.run] > 1:
+            exp.info["trajectory"] = exp.eid.step
+    kept, metrics = ADVANTAGE_FN.get(name)(**args).process(several)
+    expected = [value for value, count in zip(_values(alone[0]), counts, strict=True) for _ in range(count)]
+    assert _values(kept) == expected and metrics == alone[1]
+
+
+def test_trajectories_with_rewards_of_their_own_count_each_and_one_rollout_is_no_group() -> None:
+    def advantages(is_linked: bool, *runs: list[float | None], **args: Any) -> list[float]:
+        exps = _steps([*runs])
+        for exp in exps:
+            exp.info |= {"trajectory": exp.eid.step} if is_linked else {}
+        return _values(ADVANTAGE_FN.get("grpo")(**args).process(exps)[0])
+
+    assert advantages(True, [1.0, 0.0], [0.5]) == advantages(False, [1.0, 0.0], [0.5])
+    assert advantages(True, [0.5, 0.5]) == pytest.approx([0.5, 0.5], rel=1e-5), "as a group of one"
+    assert advantages(True, [0.5, 0.5], std_threshold=-1.0) == []
+
+
 def test_invalid_arguments_are_refused() -> None:
     for name, args, message in [
         ("step_wise_grpo", {"std_cal_level": "run"}, "std_cal_level must be group or batch, got 'run'"),

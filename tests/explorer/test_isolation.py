@@ -154,21 +154,22 @@ def test_a_process_that_takes_too_much_memory_is_killed_and_replaced(rollouts: R
 def test_a_process_that_is_held_is_killed_within_a_second_of_the_deadline(
     rollouts: Rollouts, tmp_path: Path, held_after_s: float
 ) -> None:
-    """One second, and what this machine's own event loop is late."""
-    deadline_s, lateness, died = 5.0, [0.0], []
+    """One second, and what this machine's own event loop is late between the deadline and the death."""
+    deadline_s, late, began, died = 5.0, dict[float, float](), list[float](), list[float]()
     other = of_batch(drastic(tmp_path, "long", "pause", seconds=60.0), batch=1, index=1)
     config = rollouts.config(explorer={"rollout_model": {"dtype": "float32", "seed": 3}, "runners_per_process": 2})
 
     async def measure_lateness() -> None:
         while True:
-            before = time.monotonic()
+            planned = time.monotonic() + 0.05
             await asyncio.sleep(0.05)
-            lateness.append(time.monotonic() - before - 0.05)
+            late[time.monotonic()] = time.monotonic() - planned
 
-    async def wait_death(started: float) -> None:
+    async def wait_death() -> None:
         while not (tmp_path / "hold").exists() or is_alive(attempts(tmp_path, "hold")[0]):
             await asyncio.sleep(0.05)
-        died.append(time.monotonic() - started)
+        died.append(time.monotonic())
+        await asyncio.sleep(0.1)  # until the lateness of this moment is known
 
     async def scenario() -> None:
         engine, runtime = create_inference_model(config), LocalRuntime()
@@ -179,9 +180,10 @@ def test_a_process_that_is_held_is_killed_within_a_second_of_the_deadline(
         measuring = asyncio.ensure_future(measure_lateness())
         neighbour = asyncio.ensure_future(two.attempt(other, range(1)))
         task = drastic(tmp_path, "hold", "hold", not_before=time.time() + held_after_s)
+        began.append(time.monotonic())
         holding = asyncio.ensure_future(one.attempt(of_batch(task, batch=1, index=0), range(1), timeout_s=deadline_s))
         try:
-            await wait_death(time.monotonic())
+            await wait_death()
         finally:
             for work in (measuring, neighbour, holding):
                 work.cancel()
@@ -191,7 +193,9 @@ def test_a_process_that_is_held_is_killed_within_a_second_of_the_deadline(
             await engine.shutdown()
 
     asyncio.run(scenario())
-    assert deadline_s <= died[0] <= deadline_s + 1.0 + sum(lateness)
+    due = began[0] + deadline_s
+    allowed_s = 1.0 + sum(seconds for woken, seconds in late.items() if due <= woken and woken - seconds <= died[0])
+    assert due <= died[0] <= due + allowed_s, (died[0] - due, allowed_s)
 
 
 def test_a_late_attempt_lets_its_neighbours_go_on(

@@ -284,4 +284,4 @@ def test_ranks_that_share_prefixes_have_the_gradient_of_rows_apart(
         alone.append(rank_calls._gradient(made, rows))
     for of_rank in pool.run(world, rank_calls.gradients, calls):
         for wanted, found in zip(alone, of_rank, strict=True):
-            assert_near(wanted, found, 2e-6)
+            assert_near(wanted, found, 1e-6)

@@ -17,6 +17,8 @@ CACHE_DIR_ENV_VAR = "TRINITY_CACHE_DIR"
 
 SELECTOR_METRIC = "selector_metric"
 LORA_FOLDER = "lora_adapter"  # of a checkpoint whose trained part is an adapter
+TRAJECTORY = "trajectory"
+LINK = (TRAJECTORY, "follows", "shared_tokens")  # of `Experience.info`: what one of several of a rollout follows
 VERL_DATA = "data.pt"  # of a checkpoint of veRL: the state of its data loader
 PROCESSOR = "preprocessor_config.json"
 

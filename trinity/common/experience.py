@@ -61,7 +61,7 @@ class Experience:
             was truncated.
         truncate_status: `prompt_truncated`, `response_truncated` or None.
         info: JSON-able facts; `model_version` is the version of the weights that sampled; experiences of a task with
-            another `advantage_group` are compared apart.
+            another `advantage_group` are compared apart; `trajectory` is its number of several in a rollout.
         metrics: name -> number, aggregated into `rollout/...`.
         prompt_text: the prompt as text.
         response_text: the response as text.

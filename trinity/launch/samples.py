@@ -13,7 +13,7 @@ from trinity.common.config.interpolation import resolve_interpolations
 from trinity.common.config.overrides import parse_path
 from trinity.common.config.problems import ConfigErrors
 from trinity.common.config.reading import read_file
-from trinity.common.constants import Mode
+from trinity.common.constants import LINK, Mode
 from trinity.common.errors import ConfigError, DataError
 from trinity.launch.job import PARTS_FOLDER, config_file
 from trinity.utils.log import REDACTED
@@ -249,7 +249,7 @@ def _sample(row: ExperienceModel) -> dict[str, Any]:
         experience = row.to_experience()
         if experience.advantages is not None and experience.advantages.numel():
             sample["advantage"] = round(float(experience.advantages.mean()), 6)
-        sample |= experience.metrics
+        sample |= {name: experience.info.get(name) for name in LINK} | experience.metrics
         sample["truncated"] = experience.truncate_status
     else:
         sample["payload"] = "none any more (buffer.keep_payloads)"

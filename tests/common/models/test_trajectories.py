@@ -42,11 +42,11 @@ def test_calls_with_images_stay_apart() -> None:
         call([1, 2, 8, 3, 9, 5], [6], multi_modal_inputs=images[1]),
         call([1, 2, 8, 3, 9, 5, 6], [7]),
     ]
-    assert trajectories(calls) == calls
+    assert [parts(exp) for exp in trajectories(calls)] == [parts(exp) for exp in calls]
 
 
 def test_every_response_of_a_tree_is_trained_once() -> None:
-    """Two branches from one answer, a sub-agent of its own, and a conversation that was begun again."""
+    """Two branches from one answer, a sub-agent of its own, and a branch that goes on later."""
     root = call([1], [2])
     left, right = call([1, 2, 8], [3]), call([1, 2, 9], [4])
     agent, again = call([7], [6]), call([1, 2, 8, 3, 9], [5])
@@ -58,6 +58,43 @@ def test_every_response_of_a_tree_is_trained_once() -> None:
     ]
     trained = sum(int(exp.action_mask.sum()) for exp in made if exp.action_mask is not None)
     assert trained == 5, "as many tokens as were sampled"
+    assert links(made) == [(0, None, None), (1, 0, 0), (2, 0, 2)]
+
+
+def links(made: list[Experience]) -> list[tuple[int | None, ...]]:
+    return [tuple(exp.info.get(name) for name in ("trajectory", "follows", "shared_tokens")) for exp in made]
+
+
+def test_a_summary_follows_what_it_stands_for() -> None:
+    """Twice: what the system says, 1 2, is all that stays; a sub-agent 1 8 of the first one is none of theirs."""
+    agent = [call([1, 2, 5], [6]), call([1, 2, 5, 6, 7], [4]), call([1, 8, 3], [9])]
+    once, twice = [call([1, 2, 3], [4]), call([1, 2, 3, 4, 7], [7])], [call([1, 2, 4], [5])]
+    made = trajectories([*agent, *once, *twice])
+    assert links(made) == [(0, None, None), (1, 0, 1), (2, 0, 2), (3, 2, 2)]
+    assert [parts(exp)[2] for exp in made] == [[1, 0, 1], [1], [1, 0, 1], [1]]
+
+
+def test_parallel_branches_follow_what_trains_the_answer_that_they_share() -> None:
+    """Their first words, 9 9, are the same, and still neither goes on from the other."""
+    root, one, other = call([1], [2, 3]), call([1, 2, 3, 9, 9], [4]), call([1, 2, 3, 9, 9, 5], [6])
+    later = call([1, 2, 3, 9, 8], [7])
+    made = trajectories([root, one, other, later])
+    assert links(made) == [(0, None, None), (1, 0, 5), (2, 0, 4)]
+    assert [parts(exp)[2] for exp in made] == [[1, 1, 0, 0, 1], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1]]
+
+
+def test_links_are_made_anew_and_change_no_call() -> None:
+    calls = [call([1], [2]), call([5], [6]), call([1, 2, 3], [4])]
+    first = trajectories(calls[:2])
+    assert links(first) == [(0, None, None), (1, 0, 0)] and links(calls) == [(None, None, None)] * 3
+    assert links(trajectories([first[0], calls[2]])) == [(None, None, None)], "one alone follows nothing"
+
+
+def test_calls_that_are_not_joined_follow_the_call_from_which_they_continue() -> None:
+    calls = [call([1], [2]), call([1, 2, 3], [4]), call([1, 2, 8], [5])]
+    made = trajectories(calls, is_joined=False)
+    assert [parts(exp) for exp in made] == [parts(exp) for exp in calls]
+    assert links(made) == [(0, None, None), (1, 0, 2), (2, 0, 2)]
 
 
 def test_what_is_written_to_a_branch_does_not_change_the_others() -> None:

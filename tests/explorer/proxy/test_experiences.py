@@ -49,6 +49,7 @@ def test_calls_with_rewards_of_their_own_stay_apart():
     assert [each.eid.uid for each in (first, second)] == ["proxy/4/t/0/0/a", "proxy/4/t/0/1/b"]
     assert [each.reward for each in (first, second)] == [0.0, 1.0]
     assert [each.info["message_ids"] for each in (first, second)] == [["a"], ["b"]]
+    assert [each.info.get("follows") for each in (first, second)] == [None, 0] and second.info["shared_tokens"] == 3
     assert second.prompt_length == 4 and second.action_mask is not None and second.action_mask.all()
 
 

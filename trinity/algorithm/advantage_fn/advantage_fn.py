@@ -6,11 +6,13 @@ in the experience pipeline, as an operator does (it has `process`, but need not 
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trinity.algorithm.statistics import group_mean, group_std
+from trinity.common.constants import TRAJECTORY
 from trinity.common.errors import DataError
 from trinity.common.experience import Experience, group_by
 from trinity.utils.declaration import Declared
@@ -105,9 +107,11 @@ class RewardGroupAdvantage(GroupAdvantage):
         Raises:
             DataError: an experience has no reward.
         """
-        rewards = [reward_of(exp) for exp in exps]
-        for exp, value in zip(exps, self.compare(rewards), strict=True):
-            set_advantage(exp, value)
+        rollouts = rollouts_of(exps)
+        rewards = by_rollout([reward_of(exp) for exp in exps], rollouts)
+        compared = self.compare(rewards)
+        for exp, rollout in zip(exps, rollouts, strict=True):
+            set_advantage(exp, compared[rollout])
         return exps, {"reward_mean": group_mean(rewards), "reward_std": group_std(rewards)}
 
 
@@ -120,6 +124,34 @@ def reward_of(exp: Experience) -> float:
     if exp.reward is None:
         raise DataError(f"experience {exp.eid.uid}: a group advantage needs a reward, got None", code="E4601")
     return float(exp.reward)
+
+
+def rollouts_of(exps: Sequence[Experience]) -> list[int]:
+    """Return the number of the rollout as which each experience counts.
+
+    The trajectories of one rollout count as one if they have one reward. Every other experience counts for itself.
+    """
+    rewards: dict[str, set[float | None]] = {}
+    for exp in exps:
+        if TRAJECTORY in exp.info:
+            rewards.setdefault(exp.eid.rid, set()).add(exp.reward)
+    numbers: dict[str | int, int] = {}
+    is_one = [TRAJECTORY in exp.info and len(rewards[exp.eid.rid]) == 1 for exp in exps]
+    names = (exp.eid.rid if one else place for place, (exp, one) in enumerate(zip(exps, is_one, strict=True)))
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def by_rollout(values: Sequence[float], rollouts: Sequence[int]) -> list[float]:
+    """Return the mean of each rollout, exact for equal values.
+
+    Args:
+        values: one for each experience.
+        rollouts: what `rollouts_of` returns.
+    """
+    found: list[list[float]] = [[] for _ in set(rollouts)]
+    for value, rollout in zip(values, rollouts, strict=True):
+        found[rollout].append(value)
+    return [own[0] if len(set(own)) == 1 else statistics.fmean(own) for own in found]
 
 
 def set_advantage(exp: Experience, value: float) -> None:

@@ -9,7 +9,14 @@ import re
 from collections.abc import Sequence
 
 from trinity.algorithm import ADVANTAGE_FN
-from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage, summarise_groups
+from trinity.algorithm.advantage_fn.advantage_fn import (
+    GroupAdvantage,
+    by_rollout,
+    reward_of,
+    rollouts_of,
+    set_advantage,
+    summarise_groups,
+)
 from trinity.algorithm.statistics import group_mean, group_std
 from trinity.algorithm.utils import masked_mean
 from trinity.common.errors import DataError
@@ -74,22 +81,22 @@ class GRPOGroupedAdvantage(GroupAdvantage):
         Raises:
             DataError: an experience has no reward.
         """
-        rewards = [reward_of(exp) for exp in exps]
-        shaped = self._penalised(exps, rewards)
+        each, rollouts = [reward_of(exp) for exp in exps], rollouts_of(exps)
+        rewards, shaped = by_rollout(each, rollouts), by_rollout(self._penalised(exps, each), rollouts)
         mean, std = group_mean(shaped), group_std(shaped)
         metrics = {"reward_mean": mean, "reward_std": std}
-        if self.std_threshold is not None and (len(exps) == 1 or std <= self.std_threshold):
+        if self.std_threshold is not None and (len(rewards) == 1 or std <= self.std_threshold):
             return [], metrics
         divisor = (std if batch_std is None else batch_std) + self.epsilon
-        for exp, reward in zip(exps, rewards, strict=True):
-            set_advantage(exp, (reward - mean) / divisor)
+        for exp, rollout in zip(exps, rollouts, strict=True):
+            set_advantage(exp, (rewards[rollout] - mean) / divisor)
         return exps, metrics
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Set the advantages of all experiences; see `GroupAdvantage.process`."""
         # `batch_std` is passed only where it is needed: a derived class may define the method without it.
         is_of_batch = self.std_cal_level == "batch" and bool(exps)
-        of_batch = (group_std([reward_of(exp) for exp in exps]),) if is_of_batch else ()
+        of_batch = (group_std(by_rollout([reward_of(exp) for exp in exps], rollouts_of(exps))),) if is_of_batch else ()
         survivors: list[list[Experience]] = []
         rows: list[dict[str, float]] = []
         groups = self.group_experiences(exps)

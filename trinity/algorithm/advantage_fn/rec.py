@@ -15,7 +15,13 @@ import random
 from collections.abc import Sequence
 
 from trinity.algorithm import ADVANTAGE_FN
-from trinity.algorithm.advantage_fn.advantage_fn import GroupAdvantage, reward_of, set_advantage
+from trinity.algorithm.advantage_fn.advantage_fn import (
+    GroupAdvantage,
+    by_rollout,
+    reward_of,
+    rollouts_of,
+    set_advantage,
+)
 from trinity.algorithm.statistics import group_mean, group_std
 from trinity.common.experience import Experience
 
@@ -56,13 +62,14 @@ class RECGroupedAdvantage(GroupAdvantage):
 
         A dropped rollout stays in the batch with advantage 0.
         """
-        rewards = [reward_of(exp) for exp in exps]
+        rollouts = rollouts_of(exps)
+        rewards = by_rollout([reward_of(exp) for exp in exps], rollouts)
         dropped = _surplus_negatives(rewards, group_id) if self.drop == "balance" else set()
         kept = [reward for index, reward in enumerate(rewards) if index not in dropped]
         mean, std = group_mean(kept), group_std(kept, is_population=True)
         divisor = std + self.epsilon if self.std_normalize else 1.0
-        for index, (exp, reward) in enumerate(zip(exps, rewards, strict=True)):
-            set_advantage(exp, 0.0 if index in dropped else (reward - mean) / divisor)
+        for exp, rollout in zip(exps, rollouts, strict=True):
+            set_advantage(exp, 0.0 if rollout in dropped else (rewards[rollout] - mean) / divisor)
         return exps, {"reward_mean": mean, "reward_std": std, "num_dropped": float(len(dropped))}
 
 

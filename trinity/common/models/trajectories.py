@@ -14,32 +14,64 @@ from dataclasses import replace
 
 import torch
 
+from trinity.common.constants import LINK, TRAJECTORY
 from trinity.common.experience import Experience
 
 
-def trajectories(calls: Sequence[Experience]) -> list[Experience]:
-    """Return one experience for each conversation of a rollout.
+def trajectories(calls: Sequence[Experience], *, is_joined: bool = True) -> list[Experience]:
+    """Return the trajectories of a rollout, one experience for each.
 
     A call continues from another if its prompt begins with all tokens of that. The calls are a tree, and each of its
     leaves is one experience. Every response is trained once: what branches have in common is an action in the first of
     them, and context in the others.
 
+    Of several trajectories, `info` has the number of each (`trajectory`), the one that it follows (`follows`, none for
+    the first), and how many first tokens they have in common (`shared_tokens`). A branch follows the trajectory that
+    trains the response from which it continues. One that begins with other messages, such as a summary, follows
+    the one with which it has most first tokens in common, the latest of equals.
+
     Args:
         calls: in the order in which they were made.
+        is_joined: false makes each call an experience of its own.
     """
     parents = [_parent(place, calls) for place in range(len(calls))]
-    leaves = [place for place in range(len(calls)) if place not in parents]
-    trained: set[int] = set()
-    joined_calls = []
-    for leaf in leaves:
-        path: list[int] = []
-        place: int | None = leaf
-        while place is not None:
-            path.insert(0, place)
-            place = parents[place]
-        joined_calls.append(joined([calls[each] for each in path], [each not in trained for each in path]))
-        trained.update(path)
-    return joined_calls
+    ends = [place for place in range(len(calls)) if not is_joined or place not in parents]
+    trainers: dict[int, int] = {}
+    made: list[Experience] = []
+    for number, end in enumerate(ends):
+        path = _path(end, parents) if is_joined else [end]
+        own = [place for place in path if place not in trainers]
+        sample = joined([calls[place] for place in path], [place in own for place in path])
+        if len(ends) > 1:
+            parent = parents[own[0]]
+            sample = _linked(sample, made, follows=None if parent is None else trainers[parent])
+        made.append(sample)
+        trainers.update(dict.fromkeys(own, number))
+    return made
+
+
+def _path(end: int, parents: Sequence[int | None]) -> list[int]:
+    path, place = [end], parents[end]
+    while place is not None:
+        path.insert(0, place)
+        place = parents[place]
+    return path
+
+
+def _linked(sample: Experience, earlier: Sequence[Experience], *, follows: int | None) -> Experience:
+    """Return a copy of a trajectory that says which one it follows."""
+    info = {name: value for name, value in sample.info.items() if name not in LINK} | {TRAJECTORY: len(earlier)}
+    if earlier:
+        if follows is None:
+            follows = max(range(len(earlier)), key=lambda number: (_shared_tokens(sample, earlier[number]), number))
+        info |= {"follows": follows, "shared_tokens": _shared_tokens(sample, earlier[follows])}
+    return replace(sample, eid=replace(sample.eid), info=info, metrics=dict(sample.metrics))
+
+
+def _shared_tokens(one: Experience, other: Experience) -> int:
+    """Return how many first tokens two experiences have in common."""
+    length = min(len(one.tokens), len(other.tokens))
+    return int((one.tokens[:length] == other.tokens[:length]).cumprod(0).sum())
 
 
 def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None) -> Experience:
@@ -69,7 +101,8 @@ def joined(calls: Sequence[Experience], is_trained: Sequence[bool] | None = None
         own = int(call.info.get("model_version", 0))
         versions[begin:end] = call.info.get("model_versions") or [own] * (end - begin)
     info = {**last.info, "model_version": versions[0], "call_count": len(calls)}
-    info.pop("model_versions", None)
+    for name in ("model_versions", *LINK):
+        info.pop(name, None)
     if len(set(versions)) > 1:
         info["model_versions"] = versions
     return Experience(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import WorkflowError
+from trinity.common.models.trajectories import trajectories
 from trinity.common.workflows.envs.episode import need_package
 from trinity.common.workflows.registry import WORKFLOWS
 from trinity.common.workflows.workflow import Task, Workflow
@@ -75,7 +76,7 @@ class AgentScopeWorkflow(Workflow):
         """
         from trinity.common.experience import EID
 
-        experiences = self.model.extract_experience_from_history()
+        experiences = trajectories(self.model.extract_experience_from_history(), is_joined=False)
         for step, experience in enumerate(experiences):
             experience.reward = reward
             experience.eid = replace(experience.eid or EID(), step=step)

@@ -42,13 +42,12 @@ def committed_experiences(rows: Sequence[Row[Any]], *, batch: str) -> list[Exper
 def _joined(calls: list[Experience]) -> list[Experience]:
     """Return the conversations of a run; its calls, if their rewards differ."""
     is_one = all(call.reward == calls[0].reward for call in calls)
-    found = []
-    for group in [calls] if is_one else [[call] for call in calls]:
-        for conversation in trajectories(group):
-            ids = [call.info[MESSAGE_ID] for call in group if _begins_with(conversation, call)]
-            conversation.info = {**conversation.info, MESSAGE_IDS: list(dict.fromkeys(ids))}
-            conversation.reward = group[0].reward
-            found.append(conversation)
+    found = trajectories(calls, is_joined=is_one)
+    for place, conversation in enumerate(found):
+        group = calls if is_one else [calls[place]]
+        ids = [call.info[MESSAGE_ID] for call in group if _begins_with(conversation, call)]
+        conversation.info = {**conversation.info, MESSAGE_IDS: list(dict.fromkeys(ids))}
+        conversation.reward = group[0].reward
     return found
 
 
