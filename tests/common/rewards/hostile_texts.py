@@ -82,6 +82,7 @@ REPEATED = [
     )
 ]
 REPEATED += ["a" * 40 + "!", "aa" * 40 + "\n", "1" * 40 + "x", " " * 20_000 + "1", "</answer><answer>" * 1000]
+REPEATED += ["<think>" + "</think>" * 3000 + "\\boxed{" * 3000, "<think>" * 3000 + "</think><answer>" * 3000]
 CODE = [
     "__import__('os').system('touch {marker}')",
     "().__class__.__bases__[0].__subclasses__()",
