@@ -306,7 +306,10 @@ def _end_with(parent: int, starter: int) -> None:
     except ProcessLookupError:
         pass
     else:
-        select.select(descriptors, [], [])
+        ended = select.poll()  # `select` knows no descriptor above 1023
+        for descriptor in descriptors:
+            ended.register(descriptor, select.POLLIN)
+        ended.poll()
     if starter != parent and os.getppid() == starter:
         os.kill(starter, signal.SIGKILL)
     os._exit(1)
