@@ -18,11 +18,11 @@ TASKS, ATTEMPTS = 8, 8  # of a commit; together the trainer's buffer.train_batch
 DEADLINE_S = 300.0
 
 
-async def attempt(client: openai.AsyncOpenAI, url: str, row: dict, task: str, run: int) -> float:
+async def attempt(client: openai.AsyncOpenAI, url: str, model: str, row: dict, task: str, run: int) -> float:
     """Answer a question once; return the reward, which the service is told, too."""
     trinity = TrinityClient(url, task_id=task, run_id=run)
     answer = await client.chat.completions.create(
-        model="any",
+        model=model,
         messages=[{"role": "user", "content": row["question"]}],
         max_tokens=24,
         extra_headers={"X-Trinity-Task-Id": task, "X-Trinity-Run-Id": str(run)},
@@ -39,6 +39,7 @@ async def main(url: str, file: str, steps: int) -> None:
         rows = [json.loads(line) for line in lines]
     service = TrinityClient(url)
     await service.wait_until_alive_async(DEADLINE_S)
+    (model,) = await service.models_async()
     settings = {"base_url": f"{url}/v1", "api_key": os.environ["TRINITY_API_KEY"]}
     async with openai.AsyncOpenAI(**settings, max_retries=0, timeout=DEADLINE_S) as client:
         for step in range(steps):
@@ -47,7 +48,7 @@ async def main(url: str, file: str, steps: int) -> None:
                     await asyncio.sleep(0.05)
             chosen = [(step * TASKS + number) % len(rows) for number in range(TASKS)]
             attempts = [
-                attempt(client, url, rows[place], f"step{step}-row{place}", run)
+                attempt(client, url, model, rows[place], f"step{step}-row{place}", run)
                 for place in chosen
                 for run in range(ATTEMPTS)
             ]

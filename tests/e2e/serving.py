@@ -61,7 +61,7 @@ class Serving:
         """Return one answer with the ids of its tokens."""
         with client.get_openai_client() as asking:
             return asking.chat.completions.create(
-                model="any",
+                model="model",
                 messages=[{"role": "user", "content": text}],
                 extra_body={"return_token_ids": True},
                 logprobs=True,

@@ -70,7 +70,7 @@ class Conversations(Workflow):
             (said,) = self.model.chat(messages, n=1)
             return {"role": "assistant", "content": said.response_text}
         options = {"max_tokens": self.task.workflow_args["max_tokens"]} | OPTIONS.get(way, {})
-        made = self.client.chat.completions.create(model="any", messages=messages, **options)
+        made = self.client.chat.completions.create(model="model", messages=messages, **options)
         if way == "stream":
             text = "".join(chunk.choices[0].delta.content or "" for chunk in made if chunk.choices)
             return {"role": "assistant", "content": text}

@@ -112,7 +112,7 @@ def test_a_plain_client_streams_and_asks_for_several_choices_and_each_is_rewarde
     address = serving.address_file.read_text().strip()
     plain = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY)
     stream = plain.chat.completions.create(
-        model="any", messages=[{"role": "user", "content": "1+1="}], n=2, max_tokens=4, stream=True
+        model="model", messages=[{"role": "user", "content": "1+1="}], n=2, max_tokens=4, stream=True
     )
     ids = {chunk.id for chunk in stream}
     (streamed,) = ids
@@ -120,7 +120,7 @@ def test_a_plain_client_streams_and_asks_for_several_choices_and_each_is_rewarde
     for choice, reward in ((0, 0.25), (1, 0.75)):
         body = {"reward": reward, "msg_ids": [f"{streamed}#{choice}"]}
         assert httpx.post(f"{address}/feedback", json=body, headers=headers).json()["updated"] == 1
-    text = plain.completions.create(model="any", prompt="1+1=", max_tokens=4)
+    text = plain.completions.create(model="model", prompt="1+1=", max_tokens=4)
     body = {"reward": 1.0, "msg_ids": [text.id], "task_id": "t", "run_id": 3}
     assert httpx.post(f"{address}/feedback", json=body, headers=headers).status_code == 200
     assert httpx.post(f"{address}/commit", headers=headers).json()["experiences"] == 3
@@ -138,7 +138,7 @@ def test_the_asynchronous_forms_do_the_same_and_waits_end(serving: Serving):
         assert await client.alive_async() and await client.models_async() == client.models()
         async with client.get_openai_async_client() as asking:
             answer = await asking.chat.completions.create(
-                model="any", messages=[{"role": "user", "content": "2+2="}], max_tokens=4
+                model="model", messages=[{"role": "user", "content": "2+2="}], max_tokens=4
             )
         assert (await client.feedback_async(0.5, [answer.id]))["updated"] == 1
         assert (await client.get_metrics_async())["rewarded_count"] == 1
@@ -228,7 +228,7 @@ def test_without_enough_engines_calls_are_refused_until_they_are_back(serving: S
     _until(lambda: not client.alive())
     with pytest.raises(openai.InternalServerError, match="min_running_model_num is 2") as refused:
         client.get_openai_client().with_options(max_retries=0).chat.completions.create(
-            model="any", messages=[{"role": "user", "content": "1+1="}]
+            model="model", messages=[{"role": "user", "content": "1+1="}]
         )
     assert refused.value.status_code == 503
     client.wait_until_alive(60)
@@ -281,7 +281,7 @@ def _conversation(client: TrinityClient, seed: int) -> list[Any]:
         for text in ("1+2=", "3+4=", "5+6="):
             messages.append({"role": "user", "content": text})
             answer: Any = asking.chat.completions.create(
-                model="any", messages=messages, max_tokens=4, seed=seed, extra_body={"return_token_ids": True}
+                model="model", messages=messages, max_tokens=4, seed=seed, extra_body={"return_token_ids": True}
             )
             answers.append(answer)
             messages.append({"role": "assistant", "content": answer.choices[0].message.content})

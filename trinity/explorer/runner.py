@@ -171,7 +171,7 @@ def _note_counts(outcomes: Sequence[Outcome], model: ModelWrapper) -> None:
     """Note in an experience what the model counted, for the metrics."""
     first = next((outcome for outcome in outcomes if isinstance(outcome, Completed)), None)
     if first is not None:
-        counts = {FOREIGN_TURNS: model.foreign_turns, DROPPED_CALLS: model.history.dropped}
+        counts = {FOREIGN_TURNS: model.turns.foreign, DROPPED_CALLS: model.history.dropped}
         first.experiences[0].info.update({name: count for name, count in counts.items() if count})
 
 

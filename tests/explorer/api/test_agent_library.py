@@ -138,7 +138,7 @@ def test_its_calls_are_recorded_with_the_tokens_that_were_sampled(
     later = [tokenizer.decode(tokens[:start]) for tokens, start, _ in history[1:]]
     assert all("Calling tools:\n[{'id': 'call_" in prompt and "Observation:\n3" in prompt for prompt in later)
     assert [now - then for now, then in zip(caller.turns(), before, strict=True)] == [0, 0]
-    assert model.foreign_turns == STEPS, "each call but the first has responses in other words"
+    assert model.turns.foreign == STEPS, "each call but the first has responses in other words"
     assert answer and len(history) == STEPS + 1, "after the last step it is asked for an answer without tools"
 
 

@@ -56,7 +56,7 @@ class Rollouts:
             write_model(folder, family)
         else:
             write(folder)
-        engine = {"dtype": "float32", "enable_openai_api": True, **section}
+        engine = {"dtype": "float32", "enable_openai_api": True, "name": "model", **section}
         self.config = Config.model_validate({
             "model": {"model_path": str(folder), "max_model_len": 2048, "max_response_tokens": max_response_tokens},
             "explorer": {"rollout_model": engine, "max_timeout": 60},
@@ -98,7 +98,7 @@ def converse(model: ModelWrapper, **options: Any) -> list[list[dict[str, Any]]]:
     with model.get_openai_client() as client:
         for following in (*FOLLOWING, None):
             prompts.append(list(messages))
-            answers = client.chat.completions.create(model="any", messages=messages, **options)
+            answers = client.chat.completions.create(model="model", messages=messages, **options)
             if options.get("stream"):
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in answers if chunk.choices)
             else:

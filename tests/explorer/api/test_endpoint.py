@@ -106,7 +106,7 @@ def test_every_turn_of_a_rollout_is_another_call(served: Served) -> None:
     client = other.get_openai_client()
     for _ in range(3):
         plain.chat(MESSAGES, max_tokens=4)
-        client.chat.completions.create(model="any", messages=MESSAGES, max_tokens=4)
+        client.chat.completions.create(model="model", messages=MESSAGES, max_tokens=4)
     assert _ids(plain) == _ids(other) and len({tuple(ids) for ids in _ids(other)}) == 3
 
 
@@ -115,7 +115,7 @@ def test_a_stream_is_the_whole_answer(served: Served) -> None:
     expected = plain.chat(MESSAGES, n=2, max_tokens=6)
     with other.get_openai_client() as client:
         stream = list(client.chat.completions.create(
-            model="any", messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options={"include_usage": True}
+            model="model", messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options={"include_usage": True}
         ))  # fmt: skip
     texts, ends, used = {0: "", 1: ""}, dict[int, str](), 0
     for chunk in stream:
@@ -132,7 +132,7 @@ def test_a_stream_is_the_whole_answer(served: Served) -> None:
 def test_the_asynchronous_client_and_completions(served: Served) -> None:
     async def asked(model: ModelWrapper) -> Any:
         async with model.get_openai_async_client() as client:
-            return await client.completions.create(model="any", prompt=["1+1=", "2+2="], max_tokens=4, logprobs=0)
+            return await client.completions.create(model="model", prompt=["1+1=", "2+2="], max_tokens=4, logprobs=0)
 
     plain, other = served.rollout(), served.rollout()
     expected = plain.generate(["1+1=", "2+2="], max_tokens=4)
@@ -141,17 +141,17 @@ def test_the_asynchronous_client_and_completions(served: Served) -> None:
     assert answer.choices[1].logprobs.token_logprobs == pytest.approx(expected[1].logprobs.tolist())
     tokens = expected[0].tokens[: expected[0].prompt_length].tolist()
     again = served.rollout()
-    by_ids = again.get_openai_client().completions.create(model="any", prompt=tokens, max_tokens=4)
+    by_ids = again.get_openai_client().completions.create(model="model", prompt=tokens, max_tokens=4)
     assert by_ids.choices[0].text == expected[0].response_text and _ids(again) == _ids(plain)[:1]
 
 
 def test_without_max_tokens_an_answer_may_fill_the_model_and_a_prompt_that_fills_it_is_refused(served: Served) -> None:
     model = served.rollout()
     client = model.get_openai_client()
-    answer = client.chat.completions.create(model="any", messages=MESSAGES, extra_body={"ignore_eos": True})
+    answer = client.chat.completions.create(model="model", messages=MESSAGES, extra_body={"ignore_eos": True})
     assert answer.usage.total_tokens == 64 and answer.choices[0].finish_reason == "length"
     with pytest.raises(openai.BadRequestError, match="max_model_len") as refused:
-        client.chat.completions.create(model="any", messages=[{"role": "user", "content": CHARACTERS[:3] * 40}])
+        client.chat.completions.create(model="model", messages=[{"role": "user", "content": CHARACTERS[:3] * 40}])
     assert refused.value.code == "context_length_exceeded" and len(model.history) == 1
 
 
@@ -208,7 +208,7 @@ def _post(model: ModelWrapper, body: Any, **how: Any) -> httpx.Response:
 
 def test_fields_that_change_no_token_are_taken(served: Served) -> None:
     answer = _post(served.rollout(), {
-        "model": "any", "messages": [{"role": "user", "content": [{"type": "text", "text": "1+1="}]}], "max_tokens": 2,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "1+1="}]}], "max_tokens": 2,
         "user": "me", "metadata": {"a": "b"}, "store": False, "frequency_penalty": 0, "logit_bias": {},
         "response_format": {"type": "text"}, "parallel_tool_calls": True, "tool_choice": "auto",
     })  # fmt: skip
@@ -235,10 +235,10 @@ def test_who_has_no_token_or_one_of_a_rollout_that_ended_is_told(served: Served)
 def test_a_client_that_a_workflow_keeps_is_one_of_the_rollout_that_began_last(served: Served) -> None:
     held = served.rollout(0)
     client = held.get_openai_client()
-    client.chat.completions.create(model="any", messages=MESSAGES, max_tokens=4)
+    client.chat.completions.create(model="model", messages=MESSAGES, max_tokens=4)
     held.take_over(served.rollout(1))
     assert not held.history
-    client.chat.completions.create(model="any", messages=MESSAGES, max_tokens=4)
+    client.chat.completions.create(model="model", messages=MESSAGES, max_tokens=4)
     plain = served.rollout(1)
     plain.chat(MESSAGES, max_tokens=4)
     assert _ids(held) == _ids(plain)
@@ -273,9 +273,9 @@ def test_alternatives_are_the_most_probable_tokens_and_change_no_sample(served: 
     plain.chat(MESSAGES, n=2, max_tokens=6, temperature=temperature)
     asked: dict[str, Any] = {"n": 2, "max_tokens": 6, "temperature": temperature, "logprobs": True, "top_logprobs": 3}
     with whole.get_openai_client() as client:
-        choices = client.chat.completions.create(model="any", messages=MESSAGES, **asked).choices
+        choices = client.chat.completions.create(model="model", messages=MESSAGES, **asked).choices
     with streamed.get_openai_client() as client:
-        chunks = list(client.chat.completions.create(model="any", messages=MESSAGES, stream=True, **asked))
+        chunks = list(client.chat.completions.create(model="model", messages=MESSAGES, stream=True, **asked))
     assert _ids(plain) == _ids(whole) == _ids(streamed)
     for choice, exp in zip(choices, whole.history, strict=True):
         parts = [
@@ -301,7 +301,7 @@ def test_alternatives_of_texts(served: Served) -> None:
     model = served.rollout()
     with model.get_openai_client() as client:
         (choice,) = client.completions.create(
-            model="any", prompt="1+1=", max_tokens=3, temperature=0, logprobs=2
+            model="model", prompt="1+1=", max_tokens=3, temperature=0, logprobs=2
         ).choices
     tops = choice.logprobs.top_logprobs
     assert [len(top) for top in tops] == [2, 2, 2]

@@ -61,7 +61,7 @@ def test_an_image_of_a_client_has_the_tokens_of_the_wrapper_and_its_experience_t
     first = plain.chat(asked("how many?", ONE, TWO), n=2, max_tokens=6, temperature=1.0)
     with other.get_openai_client() as client:
         answer = client.chat.completions.create(
-            model="any", messages=parts("how many?", url(ONE), url(TWO)), n=2, max_tokens=6, temperature=1.0,
+            model="model", messages=parts("how many?", url(ONE), url(TWO)), n=2, max_tokens=6, temperature=1.0,
             extra_body={"return_token_ids": True},
         )  # fmt: skip
     assert answer.usage.prompt_tokens == first[0].prompt_length == 2 * 2 + 6 + 12 + len("how many?")
@@ -75,7 +75,7 @@ def test_an_image_of_a_client_has_the_tokens_of_the_wrapper_and_its_experience_t
         shown = [{"type": "input_image", "image_url": url(each), "detail": "auto"} for each in (ONE, TWO)]
         content = [*shown, {"type": "input_text", "text": "how many?"}]
         given = [{"role": "user", "content": content}]
-        response = client.responses.create(model="any", input=given, max_output_tokens=6, temperature=1.0)  # type: ignore[arg-type]
+        response = client.responses.create(model="model", input=given, max_output_tokens=6, temperature=1.0)  # type: ignore[arg-type]
     assert response.usage is not None and response.usage.input_tokens == first[0].prompt_length
     recorded = other.history + third.history + fourth.history
     assert len(recorded) == 4
@@ -116,7 +116,7 @@ def test_an_image_that_cannot_be_used_is_a_bad_request(
 ) -> None:
     model = served.rollout()
     with pytest.raises(openai.BadRequestError) as refused, model.get_openai_client() as client:
-        client.chat.completions.create(model="any", messages=messages, max_tokens=2)  # type: ignore[arg-type]
+        client.chat.completions.create(model="model", messages=messages, max_tokens=2)  # type: ignore[arg-type]
     assert words in str(refused.value)
     assert model.history == []
 
@@ -152,7 +152,7 @@ def test_an_image_of_a_response_that_cannot_be_used_is_a_bad_request(
     model = served.rollout()
     given = [{"role": role, "content": [{"type": "input_image"} | part]}]
     with pytest.raises(openai.BadRequestError) as refused, model.get_openai_client() as client:
-        client.responses.create(model="any", input=given, max_output_tokens=2)  # type: ignore[arg-type]
+        client.responses.create(model="model", input=given, max_output_tokens=2)  # type: ignore[arg-type]
     assert words in str(refused.value)
     assert model.history == []
 
@@ -165,7 +165,7 @@ def test_a_model_without_sight_refuses_an_image(tmp_path: Path) -> None:
         model.get_openai_client() as client,
     ):
         client.chat.completions.create(
-            model="any",
+            model="model",
             messages=parts("?", url(ONE)),
             max_tokens=2,  # type: ignore[arg-type]
         )

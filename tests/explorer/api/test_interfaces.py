@@ -51,7 +51,7 @@ def _ids(model: ModelWrapper) -> list[list[int]]:
 def test_a_message_is_the_answer_of_the_wrapper(served: Served, stop: list[str] | None) -> None:
     plain, whole, streamed = served.rollout(), served.rollout(), served.rollout()
     (exp,) = plain.chat(MESSAGES, max_tokens=12, temperature=1.0, top_p=0.9, stop=stop)
-    asked: dict[str, Any] = {"model": "any", "messages": MESSAGES, "max_tokens": 12}
+    asked: dict[str, Any] = {"model": "model", "messages": MESSAGES, "max_tokens": 12}
     asked["extra_body"] = {"temperature": 1.0, "top_p": 0.9}
     asked |= {"stop_sequences": stop} if stop else {}
     with claude(whole) as client:
@@ -75,7 +75,7 @@ def test_a_message_is_the_answer_of_the_wrapper(served: Served, stop: list[str] 
 
 def test_a_conversation_of_messages_goes_on_from_the_tokens_of_a_call(caller: Rollouts) -> None:
     model, before = caller.rollout(), caller.turns()
-    asked: dict[str, Any] = {"model": "any", "max_tokens": 120, "tools": ANTHROPIC_TOOLS}
+    asked: dict[str, Any] = {"model": "model", "max_tokens": 120, "tools": ANTHROPIC_TOOLS}
     asked["extra_body"] = {"temperature": 0.0}
     with claude(model) as client:
         message = client.messages.create(messages=[{"role": "user", "content": QUESTION}], **asked)
@@ -103,7 +103,7 @@ def test_a_response_is_the_answer_of_the_wrapper(served: Served) -> None:
     messages = [{"role": "system", "content": "1"}, *MESSAGES]
     (exp,) = plain.chat(messages, max_tokens=12)
     asked: dict[str, Any] = {
-        "model": "any",
+        "model": "model",
         "instructions": "1",
         "input": MESSAGES[0]["content"],
         "max_output_tokens": 12,
@@ -123,7 +123,7 @@ def test_a_response_is_the_answer_of_the_wrapper(served: Served) -> None:
 
 def test_responses_have_calls_and_thoughts(caller: Rollouts) -> None:
     model, before = caller.rollout(), caller.turns()
-    asked: dict[str, Any] = {"model": "any", "temperature": 0, "tools": RESPONSES_TOOLS}
+    asked: dict[str, Any] = {"model": "model", "temperature": 0, "tools": RESPONSES_TOOLS}
     with model.get_openai_client() as client:
         response = client.responses.create(input=QUESTION, **asked)
         thought, call = response.output
@@ -145,7 +145,7 @@ def test_responses_have_calls_and_thoughts(caller: Rollouts) -> None:
 def test_thoughts_come_in_parts_and_calls_at_the_end(caller: Rollouts) -> None:
     model = caller.rollout()
     with model.get_openai_client() as client:
-        chunks = client.chat.completions.create(model="any", messages=ASK, tools=TOOLS, temperature=0, stream=True)
+        chunks = client.chat.completions.create(model="model", messages=ASK, tools=TOOLS, temperature=0, stream=True)
         deltas = [chunk.choices[0].delta for chunk in chunks]
     thought = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
     assert "".join(thought) == "two"
@@ -155,7 +155,7 @@ def test_thoughts_come_in_parts_and_calls_at_the_end(caller: Rollouts) -> None:
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_tool_that_must_be_called_is_called_or_the_request_fails(caller: Rollouts, is_stream: bool) -> None:
     model = caller.rollout()
-    asked: dict[str, Any] = {"model": "any", "messages": ASK, "temperature": 0, "stream": is_stream}
+    asked: dict[str, Any] = {"model": "model", "messages": ASK, "temperature": 0, "stream": is_stream}
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
     with model.get_openai_client() as client:
         for choice in ("required", {"type": "function", "function": {"name": "sum"}}):
@@ -191,7 +191,7 @@ def test_a_message_that_cannot_be_read_is_refused_in_the_form_of_the_interface(
     served: Served, given: dict[str, Any], words: str
 ) -> None:
     model = served.rollout()
-    asked: dict[str, Any] = {"model": "any", "messages": MESSAGES, "max_tokens": 4}
+    asked: dict[str, Any] = {"model": "model", "messages": MESSAGES, "max_tokens": 4}
     with claude(model) as client, pytest.raises(anthropic.BadRequestError) as refused:
         client.post("/v1/messages", cast_to=dict, body=asked | given)
     error = refused.value.body["error"]  # type: ignore[index, call-overload]
@@ -201,7 +201,7 @@ def test_a_message_that_cannot_be_read_is_refused_in_the_form_of_the_interface(
 def test_a_wrong_key_is_refused_in_the_form_of_the_interface(served: Served) -> None:
     model = served.rollout()
     with claude(model) as client, pytest.raises(anthropic.AuthenticationError):
-        client.with_options(api_key="wrong").messages.create(model="any", messages=MESSAGES, max_tokens=4)
+        client.with_options(api_key="wrong").messages.create(model="model", messages=MESSAGES, max_tokens=4)
 
 
 @pytest.mark.parametrize(
@@ -221,5 +221,5 @@ def test_a_wrong_key_is_refused_in_the_form_of_the_interface(served: Served) -> 
 def test_a_response_that_cannot_be_had_is_refused(served: Served, given: dict[str, Any], words: str) -> None:
     model = served.rollout()
     with model.get_openai_client() as client, pytest.raises(openai.BadRequestError) as refused:
-        client.post("/responses", cast_to=dict, body={"model": "any", "input": "1"} | given)
+        client.post("/responses", cast_to=dict, body={"model": "model", "input": "1"} | given)
     assert words in refused.value.body["message"] and not model.history  # type: ignore[index, call-overload]

@@ -30,7 +30,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.close()
 
 
-def asked(model: ModelWrapper, form: str, text: str, **given: Any) -> httpx.Response:
+def asked(wrapper: ModelWrapper, form: str, text: str, **given: Any) -> httpx.Response:
     """Return the answer to a text, in one of the interfaces."""
     body = given | {
         "chat/completions": {"messages": [{"role": "user", "content": text}]},
@@ -40,8 +40,10 @@ def asked(model: ModelWrapper, form: str, text: str, **given: Any) -> httpx.Resp
     }[form]  # fmt: skip
     if form == "messages":
         body.setdefault("max_tokens", LENGTHS["max_model_len"])  # it has to be given in this interface
-    headers = {"Authorization": f"Bearer {model.api_key}"}
-    return httpx.post(f"{model.api_address}/v1/{form}", json=body, headers=headers, timeout=60, trust_env=False)
+    elif form == "responses" and "max_tokens" in body:
+        body["max_output_tokens"] = body.pop("max_tokens")
+    headers = {"Authorization": f"Bearer {wrapper.api_key}"}
+    return httpx.post(f"{wrapper.api_address}/v1/{form}", json=body, headers=headers, timeout=60, trust_env=False)
 
 
 def text_of(model: ModelWrapper, form: str, tokens: int) -> str:

@@ -74,11 +74,11 @@ class Gathered:
 def test_parts_are_the_whole_in_every_family(family: Rollouts, options: dict[str, Any]) -> None:
     plain, other = family.rollout(), family.rollout()
     with plain.get_openai_client() as client:
-        whole = client.chat.completions.create(model="any", messages=USER, logprobs=True, **options)
+        whole = client.chat.completions.create(model="model", messages=USER, logprobs=True, **options)
     with other.get_openai_client() as client:
         body = options.get("extra_body", {}) | {"return_token_ids": True}
         asked = options | {"extra_body": body, "stream": True, "logprobs": True}
-        found = Gathered(client.chat.completions.create(model="any", messages=USER, **asked))
+        found = Gathered(client.chat.completions.create(model="model", messages=USER, **asked))
     assert _ids(plain) == _ids(other) and len(found.heads) == 1
     for choice, exp in zip(whole.choices, other.history, strict=True):
         assert found.texts[choice.index] == choice.message.content == exp.response_text
@@ -92,7 +92,7 @@ def test_a_stream_of_texts(served: Served) -> None:
     expected = plain.generate(["1+1=", "2+2="], n=2, max_tokens=9)
     with other.get_openai_client() as client:
         asked = {"n": 2, "max_tokens": 9, "logprobs": 0, "stream": True}
-        found = Gathered(client.completions.create(model="any", prompt=["1+1=", "2+2="], **asked))
+        found = Gathered(client.completions.create(model="model", prompt=["1+1=", "2+2="], **asked))
     assert [found.texts[number] for number in range(4)] == [exp.response_text for exp in expected]
     assert [found.logprobs[number] for number in range(4)] == [exp.logprobs.tolist() for exp in expected]
     assert _ids(plain) == _ids(other)
@@ -111,7 +111,7 @@ def test_parts_come_while_the_engine_samples(served: Served) -> None:
     loop.batch.step = stepping
     try:
         with model.get_openai_client() as client:
-            for chunk in client.chat.completions.create(model="any", messages=MESSAGES, stream=True, **LONG):
+            for chunk in client.chat.completions.create(model="model", messages=MESSAGES, stream=True, **LONG):
                 if chunk.choices and chunk.choices[0].delta.content:
                     has_part.set()
     finally:

@@ -58,7 +58,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rollouts]:
 
 
 def asked(client: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
-    return client.chat.completions.create(model="any", messages=messages, tools=TOOLS, temperature=0, **options)
+    return client.chat.completions.create(model="model", messages=messages, tools=TOOLS, temperature=0, **options)
 
 
 @pytest.mark.parametrize("keeps_thoughts", [True, False])

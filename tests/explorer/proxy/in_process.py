@@ -49,7 +49,7 @@ class Service:
         return TrinityClient(self.address, KEY, task_id=task, run_id=run)
 
     def ask(self, client: TrinityClient, **arguments: Any) -> Any:
-        arguments = {"model": "any", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4} | arguments
+        arguments = {"model": "model", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4} | arguments
         with client.get_openai_client() as asking:
             return asking.with_options(max_retries=0).chat.completions.create(**arguments)
 

@@ -105,7 +105,7 @@ def test_a_body_that_is_too_large_is_a_413(service: Service):
     [{"X-Trinity-Task-Id": "a/b"}, {"X-Trinity-Task-Id": "t", "X-Trinity-Run-Id": "-1"}, {"X-Trinity-Run-Id": "1"}],
 )
 def test_headers_that_name_no_run_are_a_400(service: Service, headers: dict[str, str]):
-    body = {"model": "any", "messages": [{"role": "user", "content": "1+1="}]}
+    body = {"model": "model", "messages": [{"role": "user", "content": "1+1="}]}
     answer = service.post("/v1/chat/completions", body, **headers)
     assert answer.status_code == 400 and answer.json()["error"]["param"] in ("task_id", "run_id")
 
@@ -138,6 +138,17 @@ def test_the_temperature_is_that_of_the_run_and_a_seed_gives_the_same_answer(
     assert client.get_metrics()["other_temperature_count"] == before + 2
 
 
+def test_another_model_is_refused_by_the_names_of_this_one(make: Make):
+    service = make(rollout_model={"name": "gpt-4o"})
+    (name,) = service.client().models()
+    assert name == "gpt-4o"
+    for each in (name, "model", str(service.side.service.config.model.model_path)):
+        assert service.ask(service.client(), model=each).model == name
+    with pytest.raises(openai.BadRequestError, match="there is no model 'gpt-4' here; ask for 'gpt-4o' or ") as refused:
+        service.ask(service.client(), model="gpt-4")
+    assert refused.value.code == "model_not_found" and service.client().get_metrics()["answer_count"] == 3
+
+
 def test_a_prompt_that_is_too_long_is_no_answer(service: Service):
     client = service.client()
     before = client.get_metrics()["unrewarded_count"]
@@ -159,7 +170,7 @@ def test_many_callers_at_once_are_recorded_once_each(service: Service):
     async def all_of_them() -> list[str]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, limits=limits, timeout=60) as client:
-            body = {"model": "any", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
+            body = {"model": "model", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
             calls = [client.post(f"{service.address}/v1/chat/completions", json=body) for _ in range(200)]
             return [answer.json()["id"] for answer in await asyncio.gather(*calls)]
 

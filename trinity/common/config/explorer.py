@@ -60,7 +60,7 @@ _OF_ROLLOUT = {
     "lora_configs": Facts(only(instead="write `model.lora_configs`")),
     "model_path": Facts(LATER, default_from="model.model_path"),
     "tensor_parallel_size": Facts(verl_names=("tensor_model_parallel_size",)),
-    **{name: Facts(LATER) for name in ("name", "logprobs", "repetition_penalty")},
+    **{name: Facts(LATER) for name in ("logprobs", "repetition_penalty")},
 }
 
 

@@ -150,7 +150,7 @@ class InferenceModelConfig(Section):
         16384, "Experiences that a history, or the record of mode serve, keeps until they are taken, >= 1.", OWN
     )
     model_path: str | None = key(None, "Model of the engine; null: model.model_path.", GUIDE)
-    name: str | None = key(None, "Name by which a workflow finds the model.", TRINITY)
+    name: str | None = key(None, "Name by which a workflow finds the model, and clients ask for it.", TRINITY)
     trust_remote_code: bool | None = key(
         None, "", TRINITY, default_from="model.trust_remote_code", idle_with=_OF_ENGINE, is_engine_arg=True
     )

@@ -22,6 +22,7 @@ from trinity.common.models.clients import ClientSource
 from trinity.common.models.conversation import with_answer
 from trinity.common.models.history import History
 from trinity.common.models.inference_model import InferenceModel, Messages
+from trinity.common.models.names import served_names
 from trinity.common.models.run_ids import RunIds
 from trinity.common.models.sync_loop import running_loop, sync_loop
 from trinity.common.models.trajectories import joined, trajectories
@@ -77,12 +78,11 @@ class ModelWrapper:
         self.enable_history = self.model_config.enable_history if enable_history is None else enable_history
         self.timeout_s = timeout_s or (call_timeout_s(config) if config else _DEFAULT_TIMEOUT_S)
         self.history = History(self.model_config.history_limit)
-        self._turns = Turns()
+        self.turns = Turns()
         self.workflow_state: dict[str, Any] = {}
         self._identity: RunIds | None = None
         self._participant: str | None = None
-        self._turn = 0
-        self._is_greedy = False
+        self._turn, self._is_greedy = 0, False
         self._template_args: dict[str, Any] | None = None
         self._loop = running_loop()
 
@@ -152,6 +152,12 @@ class ModelWrapper:
         return self.model_config.name or self.model_path
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which clients may ask for it."""
+        adapters = self.config.model.lora_configs if self.config else None
+        return served_names(self.model_path, self.model_name, *(each.name for each in adapters or ()))
+
+    @property
     def model_version(self) -> int:
         """Version of the weights that the next response will use."""
         return self.model.model_version
@@ -185,11 +191,6 @@ class ModelWrapper:
         shared = self.config.model.max_model_len if self.config else None
         return int(own or shared or 2**31 - 1)
 
-    @property
-    def foreign_turns(self) -> int:
-        """Conversations with a response that was not sampled here; see `Turns`."""
-        return self._turns.foreign
-
     def words(self) -> dict[int, str]:
         """Return the text of each token id, as the tokenizer holds it."""
         return {number: text for text, number in self.model.vocabulary().items()}
@@ -215,7 +216,7 @@ class ModelWrapper:
         template allows. With a reward model, each experience also holds the conversation.
         """
         arguments, record = self._arguments(kwargs), self.history.recorder(self.enable_history)
-        conversation = self._turns.conversation(messages, arguments.get("tools"))
+        conversation = self.turns.conversation(messages, arguments.get("tools"))
         if conversation.said is not None:
             arguments["said"] = conversation.said
         experiences = await self.model.chat(messages, **self._rendering(), **arguments)
@@ -248,7 +249,7 @@ class ModelWrapper:
         Responses of this rollout that continue from each other have the tokens that were sampled, and, at no other
         `temperature`, their log-probabilities. Others are rendered and scored.
         """
-        calls = self._turns.sampled(messages, tools) if messages[-1].get("role") == "assistant" else None
+        calls = self.turns.sampled(messages, tools) if messages[-1].get("role") == "assistant" else None
         if calls is not None:
             return await self._joined(calls, messages, tools, temperature)
         chosen = self._temperature(temperature)

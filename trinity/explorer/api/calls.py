@@ -29,6 +29,10 @@ class Served(Protocol):
         """Name of the model."""
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which it may be asked for."""
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and response."""
 

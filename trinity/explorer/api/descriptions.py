@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, WithJsonSchema
+
+from trinity.explorer.api.image_parts import MEDIA_TYPES
 
 _TEXT = {"type": "string"}
 
@@ -17,19 +20,45 @@ def _list_of(item: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"type": "array", "items": item, "minItems": 1})
 
 
-def _content(*kinds: str) -> dict[str, Any]:
-    parts = {"type": "array", "items": _object(("type", "text"), type={"enum": list(kinds)}, text=_TEXT)}
-    return {"anyOf": [_TEXT, parts]}
+def _either_of(*items: dict[str, Any]) -> WithJsonSchema:
+    return _list_of({"anyOf": list(items)})
 
 
-_FUNCTION = _object(("name",), name={**_TEXT, "minLength": 1}, description=_TEXT, parameters={"type": "object"})
-_CALLED = _object(("name",), name=_TEXT, arguments={"type": "string", "const": "{}"})
+def _parts(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": list(parts)}}]}
+
+
+def _of_kind(kind: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return _object(("type", *required), type={"const": kind}, **properties)
+
+
+def _texts(*kinds: str) -> list[dict[str, Any]]:
+    return [_of_kind(kind, ("text",), text=_TEXT) for kind in kinds]
+
+
+_OBJECT = {"type": "object"}
+_FUNCTION = _object(("name",), name={**_TEXT, "minLength": 1}, description=_TEXT, parameters=_OBJECT)
+_ARGUMENTS = {
+    **_TEXT,
+    "contentMediaType": "application/json",
+    "pattern": r'^\{("[a-z]{1,4}": ?(\d{1,9}|"[^"\\\x00-\x1f]{0,9}"))?\}$',
+}
+_CALLED = _object(("name",), name=_TEXT, arguments={"anyOf": [_ARGUMENTS, _OBJECT]})
+_URL = {**_TEXT, "pattern": r"^data:image/(png|jpeg|webp|gif|bmp);base64,([A-Za-z0-9+/]{4}){0,40}$"}
+_DETAIL = {"enum": ["auto", "high"]}
+_IMAGE = _of_kind("image_url", ("image_url",), image_url=_object(("url",), url=_URL, detail=_DETAIL))
+_SOURCE = _object(
+    ("type", "media_type", "data"),
+    type={"const": "base64"},
+    media_type={"enum": list(MEDIA_TYPES)},
+    data={**_TEXT, "pattern": "^([A-Za-z0-9+/]{4}){0,40}$"},
+)
 # Values that a check in code refuses all the same are not all said here; those that are said are what clients send.
 CHAT_MESSAGES = _list_of(
     _object(
         ("role", "content"),
         role={"enum": ["system", "user", "assistant", "tool"]},
-        content=_content("text"),
+        content=_parts(*_texts("text"), _IMAGE),
         name=_TEXT,
         reasoning_content=_TEXT,
         tool_call_id=_TEXT,
@@ -40,11 +69,32 @@ CHAT_MESSAGES = _list_of(
     )
 )
 TOOLS = _list_of(_object(("type", "function"), type={"const": "function"}, function=_FUNCTION))
-BLOCK_MESSAGES = _list_of(
-    _object(("role", "content"), role={"enum": ["user", "assistant"]}, content=_content("text")),
+_OF_USER = (
+    *_texts("text"),
+    _of_kind("image", ("source",), source=_SOURCE),
+    _of_kind("tool_result", ("tool_use_id",), tool_use_id=_TEXT, content=_parts(*_texts("text"))),
 )
-ITEMS = _list_of(
-    _object(("role", "content"), role={"enum": ["user", "assistant", "system"]}, content=_content("input_text")),
+_OF_ASSISTANT = (
+    *_texts("text"),
+    _of_kind("thinking", ("thinking",), thinking=_TEXT, signature=_TEXT),
+    _of_kind("tool_use", ("id", "name", "input"), id=_TEXT, name=_TEXT, input=_OBJECT),
+)
+BLOCK_MESSAGES = _either_of(
+    _object(("role", "content"), role={"const": "user"}, content=_parts(*_OF_USER)),
+    _object(("role", "content"), role={"const": "assistant"}, content=_parts(*_OF_ASSISTANT)),
+)
+ITEMS = _either_of(
+    _object(
+        ("role", "content"),
+        type={"const": "message"},
+        role={"const": "user"},
+        content=_parts(*_texts("input_text"), _of_kind("input_image", ("image_url",), image_url=_URL, detail=_DETAIL)),
+    ),
+    _object(("role", "content"), role={"enum": ["system", "developer"]}, content=_parts(*_texts("input_text"))),
+    _of_kind("message", ("role", "content"), role={"const": "assistant"}, content=_parts(*_texts("output_text"))),
+    _of_kind("function_call", ("call_id", "name", "arguments"), call_id=_TEXT, name=_TEXT, arguments=_ARGUMENTS),
+    _of_kind("function_call_output", ("call_id", "output"), call_id=_TEXT, output=_TEXT),
+    _of_kind("reasoning", content={"type": "array", "items": _of_kind("reasoning_text", ("text",), text=_TEXT)}),
 )
 _STATUSES = {
     400: "A field is missing, unknown, or cannot be taken.",
@@ -66,10 +116,19 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
         kind: of the body.
     """
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
-    schema = _inlined(schema, schema.pop("$defs", {}))
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {str(status): {"description": text} for status, text in _STATUSES.items()},
+    return described_by(_inlined(schema, schema.pop("$defs", {})), _STATUSES)
+
+
+def described_by(schema: dict[str, Any] | None, statuses: Mapping[int, str]) -> dict[str, Any]:
+    """Return what a route says of itself.
+
+    Args:
+        schema: of the body; None: it has none.
+        statuses: of its errors, with what they mean.
+    """
+    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return (body if schema else {}) | {
+        "responses": {str(status): {"description": text} for status, text in statuses.items()}
     }
 
 

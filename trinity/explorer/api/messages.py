@@ -79,7 +79,7 @@ class MessagesRequest(BaseModel):
         Raises:
             BadRequestError: a block that cannot be read here, or a value that cannot be taken.
         """
-        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        names = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.stop_sequences:
             found["stop"] = self.stop_sequences

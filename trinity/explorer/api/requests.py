@@ -229,7 +229,7 @@ class CompletionRequest(_Request):
         """The prompts, each a text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
+        if not self.prompt or isinstance(self.prompt[0], int):
             return [[int(token) for token in self.prompt]]
         return [str(text) for text in self.prompt]
 

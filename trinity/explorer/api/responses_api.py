@@ -84,6 +84,7 @@ class ResponsesRequest(BaseModel):
         """
         found: dict[str, Any] = {"messages": messages_of_items(self.input, self.instructions)}
         given = {
+            "model": self.model,
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,

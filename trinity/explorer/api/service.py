@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from trinity.common.experience import Experience
 from trinity.explorer.api.calls import Asked, ModelOf, RunningCall, Served
-from trinity.explorer.api.errors import CLIENT_GONE, HTTPError, http_error
+from trinity.explorer.api.errors import CLIENT_GONE, BadRequestError, HTTPError, http_error
 from trinity.explorer.api.gate import Gate
 from trinity.explorer.api.limits import EndpointLimits
 from trinity.explorer.api.metrics import EndpointMetrics
@@ -102,6 +102,7 @@ class Service:
         is_handed_over = False
         try:
             form = form_of(await self.gate.body(request), model)
+            _check_name(form.asked.model, model)
             running = RunningCall(request, model, form.asked, timeout_s=self.limits.timeout_s)
             if not form.is_stream:
                 experiences = await running.result()
@@ -134,6 +135,21 @@ class Service:
             if said.status == CLIENT_GONE:
                 self.metrics.gone.inc()
             yield form.error(said)
+
+
+def _check_name(asked: str | None, model: Served) -> None:
+    """Refuse the name of another model.
+
+    Raises:
+        BadRequestError: it is none of this one.
+    """
+    if asked is not None and asked not in model.model_names:
+        raise BadRequestError(
+            f"there is no model {asked[:200]!r} here; ask for {' or '.join(map(repr, model.model_names))}, or leave "
+            "`model` out; explorer.rollout_model.name gives the rollout model another name",
+            param="model",
+            code="model_not_found",
+        )
 
 
 class _Events(StreamingResponse):

@@ -30,7 +30,8 @@ RUN_HEADER = "x-trinity-run-id"
 MESSAGE_ID = "message_id"  # of `Experience.info`
 MAX_RUN = 2**31 - 1
 NO_CALLER = Caller()
-_TASK = re.compile(r"[A-Za-z0-9._:@=+-]{1,64}")
+TASK_PATTERN = "^[A-Za-z0-9._:@=+-]{1,64}$"
+_TASK = re.compile(TASK_PATTERN)
 
 
 def caller_of(task: object, run: object) -> Caller:
@@ -122,6 +123,11 @@ class CallerModel:
         return self._model.model_name
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which callers may ask for it."""
+        return self._model.model_names
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and response."""
         return self._model.max_model_len
@@ -129,7 +135,7 @@ class CallerModel:
     @property
     def foreign_turns(self) -> int:
         """Conversations with a response that was not sampled in them."""
-        return self._model.foreign_turns
+        return self._model.turns.foreign
 
     def submit(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a call on the engine's event loop."""

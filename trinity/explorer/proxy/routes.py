@@ -13,10 +13,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from trinity.common.errors import StoreError, TrinityError
+from trinity.explorer.api.descriptions import described_by
 from trinity.explorer.api.errors import BadRequestError, HTTPError, error_body
 from trinity.explorer.api.gate import Gate
 from trinity.explorer.proxy.commit import Committed, FullBufferError
-from trinity.explorer.proxy.models import NO_CALLER, caller_of
+from trinity.explorer.proxy.models import MAX_RUN, NO_CALLER, TASK_PATTERN, caller_of
 from trinity.explorer.proxy.record import Caller, FeedbackError, Rewarded
 from trinity.utils.log import get_logger
 
@@ -33,6 +34,33 @@ _FEEDBACK_ERRORS = {
     403: ("permission_error", "foreign_run"),
     409: ("invalid_request_error", "already_committed"),
     422: ("invalid_request_error", "unknown_id"),
+}
+_FEEDBACK: dict[str, Any] = {
+    "type": "object",
+    "required": ["reward"],
+    "additionalProperties": False,
+    "properties": {
+        "msg_ids": {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
+            "minItems": 1,
+            "maxItems": MAX_IDS,
+        },
+        "task_id": {"type": "string", "pattern": TASK_PATTERN},
+        "run_id": {"type": "integer", "minimum": 0, "maximum": MAX_RUN},
+        "reward": {"type": "number"},
+    },
+}
+_STATUSES = {
+    401: "The token is missing or wrong.",
+    503: "The store cannot take it now.",
+}
+_OF_FEEDBACK = {
+    403: "The rollout has no calls here.",
+    408: "The body has not arrived in time.",
+    409: "A response is committed with another reward.",
+    413: "The body is too large.",
+    422: "No finite reward, an unknown id, or a field of another form.",
 }
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -72,7 +100,7 @@ def proxy_routes(service: Serving, loop: asyncio.AbstractEventLoop) -> Callable[
         # Shielded: a commit that was begun ends, whether its caller waits or not.
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop)))
 
-    @router.post("/feedback")
+    @router.post("/feedback", openapi_extra=described_by(_FEEDBACK, _STATUSES | _OF_FEEDBACK))
     async def feedback(request: Request) -> Response:
         """Give recorded answers a reward."""
 
@@ -84,7 +112,7 @@ def proxy_routes(service: Serving, loop: asyncio.AbstractEventLoop) -> Callable[
 
         return await _answered(answer())
 
-    @router.post("/commit")
+    @router.post("/commit", openapi_extra=described_by(None, _STATUSES))
     async def commit(request: Request) -> Response:
         """Move rewarded answers into the experience store."""
 
@@ -94,7 +122,7 @@ def proxy_routes(service: Serving, loop: asyncio.AbstractEventLoop) -> Callable[
 
         return await _answered(answer())
 
-    @router.get("/status")
+    @router.get("/status", openapi_extra=described_by(None, _STATUSES))
     async def status(request: Request) -> Response:
         """Return how the service is."""
 
