@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.e2e.serving import KEY, Serving
@@ -217,6 +220,19 @@ def test_a_kill_loses_nothing_that_was_acknowledged_and_commits_nothing_twice(se
     assert [str(found) for found in fates_of(serving.parts.job).values()] == ["5 issued = 0 trained + 5 waiting"]
 
 
+def test_its_processes_listen_on_the_loopback_interface_alone(serving: Serving):
+    """X05 of the list of hostile cases, with engines in processes of their own."""
+    serving.parts.trees["proxy"]["explorer"]["rollout_model"]["engine_num"] = 2
+    client = serving.start()
+    assert serving.ask(client).choices and serving.process is not None
+    service = psutil.Process(serving.process.pid)
+    processes = [service, *service.children(recursive=True)]
+    listeners = [c.laddr for each in processes for c in each.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert len(_engines(service.pid)) == 2 and urlsplit(client.proxy_url).port in {place.port for place in listeners}
+    assert all(ipaddress.ip_address(place.ip.removeprefix("::ffff:")).is_loopback for place in listeners), listeners
+    assert serving.stop() == ExitCode.INTERRUPTED
+
+
 def test_without_enough_engines_calls_are_refused_until_they_are_back(serving: Serving):
     explorer = serving.parts.trees["proxy"]["explorer"]
     explorer |= {"min_running_model_num": 2, "service_status_check_interval": 0.1, "engine_probe_interval": 0.2}
@@ -298,7 +314,5 @@ def _until(is_so: object, seconds: float = 30.0) -> None:
 
 def _engines(pid: int) -> list[int]:
     """Return the processes of engines below a run."""
-    import psutil
-
     found = [each for each in psutil.Process(pid).children(recursive=True) if not each.children()]
     return [each.pid for each in found if "resource_tracker" not in " ".join(each.cmdline())]

@@ -46,6 +46,16 @@ def test_arguments_of_a_call_win_over_the_defaults(llama: Made) -> None:
     assert [exp.response_length for exp in made] == [2, 2, 2]
 
 
+@pytest.mark.difference("`ModelWrapper.get_lora_request`", "`ModelWrapper.get_current_load`")
+def test_published_methods_for_an_engine_chosen_by_hand(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> tuple[bool, dict[str, float]]:
+        await wrapper.chat_async(ASK, n=2)
+        return wrapper.get_lora_request() is None, await wrapper.model.stats()
+
+    names_none, stats = with_wrapper(llama[0], work)
+    assert names_none and stats["queue"] == 0.0 and not hasattr(ModelWrapper, "get_current_load")
+
+
 def test_generate_returns_the_samples_of_all_prompts_in_order(llama: Made) -> None:
     made = with_wrapper(llama[0], lambda wrapper: wrapper.generate_async(["1=", "2+2="], n=2))
     assert [exp.prompt_text for exp in made] == ["1=", "1=", "2+2=", "2+2="]

@@ -308,6 +308,9 @@ class ModelWrapper:
         """
         return trajectories(self.extract_experience_from_history(clear_history))
 
+    def get_lora_request(self) -> None:
+        """Return None: no call has to name an adapter, which engines merge."""
+
     async def set_workflow_state(self, state: Mapping[str, Any]) -> None:
         """Update the workflow state with the entries of `state`."""
         self.workflow_state |= state
