@@ -8,8 +8,8 @@ from typing import Any
 from trinity.common.config import Config
 from trinity.common.config.keys import value_of
 from trinity.common.config.model import InferenceModelConfig
+from trinity.common.models.call_timeout import call_timeout_s
 from trinity.common.models.inference_model import InferenceModel
-from trinity.common.models.model import call_timeout_s
 from trinity.engine.external.model import ExternalModel, external_settings
 from trinity.engine.router.engine_pool import EnginePoolSettings
 from trinity.engine.router.remote import RuntimeEngines

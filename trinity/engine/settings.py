@@ -14,8 +14,8 @@ from trinity.common.config.keys import KEYS, ROLLOUT_MODEL, Key, value_of
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
 from trinity.common.config.refusals import Refusal, unserved
 from trinity.common.errors import ConfigError
+from trinity.common.models.call_timeout import call_timeout_s
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.model import call_timeout_s
 
 MAX_DEFAULT_SLOTS = 256
 

@@ -18,6 +18,7 @@ from trinity.common.config import Config
 from trinity.common.config.model import InferenceModelConfig
 from trinity.common.errors import DeadlineError, EngineError
 from trinity.common.experience import Experience
+from trinity.common.models.call_timeout import call_timeout_s
 from trinity.common.models.clients import ClientSource
 from trinity.common.models.conversation import with_answer
 from trinity.common.models.history import History
@@ -31,16 +32,6 @@ from trinity.common.models.watching import accept, of_prompt
 
 R = TypeVar("R")
 _DEFAULT_TIMEOUT_S = 1800.0
-
-
-def call_timeout_s(config: Config) -> float:
-    """Return the longest wait of one model call in seconds.
-
-    That is `explorer.max_timeout`. In deterministic mode a round waits for every runner, including hanging ones, so a
-    call may take as long as the explorer may fall behind: `synchronizer.sync_timeout`.
-    """
-    timeout_s = config.explorer.max_timeout
-    return max(timeout_s, config.synchronizer.sync_timeout) if config.deterministic else timeout_s
 
 
 class ModelWrapper:

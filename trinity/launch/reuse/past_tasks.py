@@ -10,7 +10,7 @@ from trinity.common.config import Config
 from trinity.common.config.resolved import training_tasksets
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.experience import Experience
-from trinity.common.models.model import call_timeout_s
+from trinity.common.models.call_timeout import call_timeout_s
 from trinity.common.workflows.customized_math_workflows import AsyncMathBoxedWorkflow, MathBoxedWorkflow
 from trinity.common.workflows.math_ruler_workflow import AsyncMathRULERWorkflow, MathRULERWorkflow, Ruler
 from trinity.common.workflows.rubric_judge_workflow import RubricJudgeWorkflow
