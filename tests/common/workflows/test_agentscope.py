@@ -1,6 +1,9 @@
 """Functions of AgentScope's users, as published, on a real endpoint and engine: what was sampled is trained.
 
-The package is the installed one, else one of the tests' own that speaks its protocol over the real OpenAI client.
+The package is the installed one, else one of the tests' own that speaks its protocol over the real OpenAI client. The
+environment of the tests has vLLM, which needs mcp 2, where AgentScope 1.0.21 cannot be imported: it asks mcp for
+`streamablehttp_client`, which mcp 2 has no more. Its extra also brings litellm, which needs older versions of openai
+and rich. So a test of `make nightly` installs the extra into an environment of its own and runs these tests there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.common.workflows.own_environment import outcome_with
 from tests.explorer.api.test_endpoint import Served
 from trinity.common.errors import EnvironmentProblem, WorkflowError
 from trinity.common.experience import Experience
@@ -148,3 +152,12 @@ def test_what_a_function_must_return_is_said(
 def test_the_extra_is_named_where_the_package_is_missing(served: Served) -> None:
     with pytest.raises(EnvironmentProblem, match=r"pip install 'trinity-rft\[agentscope\]'"):
         made_workflow("agentscope_workflow_adapter_v1", served.rollout(), workflow_func=returns_output)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(is_installed("agentscope"), reason="the other tests have the package itself")
+def test_the_package_itself_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    files = [Path(__file__).with_name(f"{name}.py") for name in ("test_agentscope", "test_agentscope_react")]
+    said = outcome_with("agentscope", files, tmp_path / "env")
+    assert " 1 skipped" in said and "nothing is missing" in said, "with the package itself"
