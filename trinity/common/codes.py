@@ -79,6 +79,7 @@ MESSAGES = {
     "E5663": "vLLM has not answered for … s: …",
     "E5701": "the process of a component ended: …",
     "E5803": "a model that an operator of Data-Juicer asks does not answer: …",
+    "E5801": "an operator of Data-Juicer is refused: …; name it in service.data_juicer.allowed_operators to run it",
     "E5804": "… is no operator or argument that Data-Juicer has: …",
     "E7006": "checkpoint … has schema …, this version reads …; use the version of Trinity that wrote it",
     "W1706": "… of … is not given; the installed version of its package decides whether it must be",
