@@ -89,6 +89,17 @@ def test_a_mixture_continues_exactly(tmp_path: Path, selector: str) -> None:
     assert sum(map(len, steps)) == 36
 
 
+def test_with_fewer_epochs_than_were_read_nothing_is_read_and_nothing_is_read_again(tmp_path: Path) -> None:
+    first = mixture(tmp_path, epochs=2)
+    first.read(12)  # of 9 tasks an epoch
+    second = mixture(tmp_path, epochs=1)
+    second.load_state_dict(first.state_dict())
+    assert second.read(4) == []
+    third = mixture(tmp_path, epochs=2)
+    third.load_state_dict(second.state_dict())
+    assert drawn(third.read(9)) == drawn(first.read(9)) and third.read() == []
+
+
 def test_what_an_older_snapshot_holds_beside_a_position_is_told_again(tmp_path: Path) -> None:
     settings = {"selector_type": "difficulty_based", "feature_keys": ["weak", "strong"], "kwargs": {"tau": 0}}
     source, again = (mixture(tmp_path, data_selector=settings) for _ in range(2))

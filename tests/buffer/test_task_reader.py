@@ -184,13 +184,33 @@ def test_the_seed_of_the_run_is_used_unless_the_selector_has_one(tmp_path: Path)
     assert questions(TaskReader(config, seed=5), 6) != questions(TaskReader(config, seed=9), 6)
 
 
-def test_a_changed_dataset_is_refused_on_resume(tmp_path: Path) -> None:
+def thousand(folder: Path, form: str, answer: str) -> Path:
+    """A file of 1000 rows, of which the second has `answer`."""
+    rows = [{"question": f"{i} + {i}", "answer": str(2 * i), "image": {"bytes": b"%d" % i}} for i in range(1000)]
+    rows[1] |= {"answer": answer}
+    if form == "jsonl":
+        return write_jsonl(folder / "data.jsonl", [{**row, "image": None} for row in rows])
+    datasets.Dataset.from_list(rows).to_parquet(folder / "data.parquet")
+    return folder / "data.parquet"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_one_changed_answer_of_a_thousand_is_refused_on_resume(tmp_path: Path, form: str) -> None:
     """B104."""
-    state = TaskReader(taskset(jsonl(tmp_path))).state_dict()
-    changed = [*GOOD[:3], {**GOOD[3], "answer": "9"}, *GOOD[4:]]
-    reader = TaskReader(taskset(write_jsonl(tmp_path / "data.jsonl", changed)))
+    state = TaskReader(taskset(thousand(tmp_path, form, "2"))).state_dict()
+    TaskReader(taskset(thousand(tmp_path, form, "2"))).load_state_dict(state)
+    reader = TaskReader(taskset(thousand(tmp_path, form, "9")))
     with pytest.raises(CheckpointError, match=r"E7005.*fingerprint"):
         reader.load_state_dict(state)
+
+
+def test_bytes_in_rows_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+    def marked(content: bytes) -> str:
+        rows = [{**row, "image": {"bytes": content, "path": None}, "list": [content]} for row in GOOD]
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
+        return TaskReader(taskset(tmp_path / "data.parquet")).fingerprint
+
+    assert marked(b"one") == marked(b"one") != marked(b"two")
 
 
 def test_tasks_of_a_database_are_read(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Job:
         folder: of the job.
         rollouts: owner of the tiny model.
         rows: of the taskset.
+        held_out: rows of the evaluation; none: the first two of `rows`.
         workflow: of the taskset.
         steps: that the trainer trains; None: until the explorer is finished.
         train_batch_size: rollouts that the trainer asks for.
@@ -52,6 +53,7 @@ class Job:
     folder: Path
     rollouts: Rollouts
     rows: list[dict[str, Any]] = field(default_factory=lambda: [{"question": q} for q in QUESTIONS])
+    held_out: list[dict[str, Any]] = field(default_factory=list)
     workflow: str = "test_chatting"
     steps: int | None = None
     train_batch_size: int = 4
@@ -65,7 +67,7 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         shared = {"default_workflow_type": self.workflow, "format": {"prompt_key": "question"}}
         taskset = {"name": "train", "path": write_rows(self.folder / "train.jsonl", self.rows), "repeat_times": 2}
-        held_out = write_rows(self.folder / "eval.jsonl", self.rows[:2])
+        held_out = write_rows(self.folder / "eval.jsonl", self.held_out or self.rows[:2])
         evaluation = {"name": "held_out", "path": held_out, "repeat_times": 2}
         buffer = {
             "batch_size": 2,

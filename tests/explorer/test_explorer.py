@@ -198,6 +198,15 @@ def test_rows_that_cannot_be_used_are_listed_and_said(rollouts: Rollouts, tmp_pa
     assert "train.jsonl" in listed and "question" in listed
 
 
+def test_other_rows_of_an_evaluation_are_said_on_resume(rollouts: Rollouts, tmp_path: Path, caplog: Any) -> None:
+    job = Job(tmp_path, rollouts)
+    job.run()
+    assert "W4042" not in caplog.text
+    job.held_out = [*job.rows[:1], {"question": "2+2="}]
+    job.run_again(2)
+    assert "[W4042] the rows of the evaluation tasksets held_out changed since explore step 3" in caplog.text
+
+
 def test_a_damaged_snapshot_is_refused(rollouts: Rollouts, tmp_path: Path) -> None:
     (tmp_path / "explorer.json").write_text('{"explore_step": 3}')
     with pytest.raises(CheckpointError, match="no snapshot of an explorer of this version"):

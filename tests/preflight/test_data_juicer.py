@@ -43,9 +43,16 @@ def test_operators_arguments_and_values_are_those_of_the_installation(
         {"llm_quality_score_filter": {**judged, "try_num": 0}},
         {"naive_grouper": {}},
         {"python_lambda_mapper": {}},
+        {"vggt_mapper": {}},
+        {"language_id_score_filter": {}},
+        {"words_num_filter": {"tokenization": True}},
+        {"document_minhash_deduplicator": {"tokenization": "space"}},
     ]
     expected = [
         ("E5801", "runs code"),
+        ("E5801", "vggt_mapper is refused: it fetches programs"),
+        ("E5801", "language_id_score_filter is refused: it is not one of those known"),
+        ("E5801", "the argument tokenization of the operator words_num_filter"),
         ("E5804", "no operator 'text_lenght_filter'; did you mean text_length_filter?"),
         ("E5804", "Unknown parameter 'minlen' (did you mean: min_len"),
         ("E5804", "'min_len' expects type 'int', got 'str' (value: 'three')"),
@@ -65,8 +72,11 @@ def test_operators_arguments_and_values_are_those_of_the_installation(
 
 
 def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
-    ((code, said),) = found([{"text_lenght_filter": {}}], auto_start=False, server_url="http://127.0.0.1:9")
-    assert code == "W5807" and "text_lenght_filter" in said and "those of the server at http://127.0.0.1:9" in said
+    unseen = {"auto_start": False, "server_url": "http://127.0.0.1:9"}
+    ((code, said),) = found([{"my_filter": {}}], **unseen, allowed_operators=["my_filter"])
+    assert code == "W5807" and "my_filter" in said and "those of the server at http://127.0.0.1:9" in said
+    (code, said), (unasked, _) = found([{"text_lenght_filter": {}}], **unseen)
+    assert (code, unasked) == ("E5801", "W5807") and "did you mean text_length_filter?" in said
     ((code, _),) = found([])
     assert code == "E1930"
     ((code, said),) = found([{"text_length_filter": {}}], python=str(tmp_path / "python"))

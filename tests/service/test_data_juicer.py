@@ -90,9 +90,13 @@ def test_filters_mappers_and_deduplicators_say_what_they_did(at_server: DataJuic
     [
         ({"python_lambda_mapper": {"lambda_str": "lambda x: x"}}, "runs code"),
         ({"download_file_mapper": {}}, "fetches"),
+        ({"vggt_mapper": {}}, "fetches programs"),
+        ({"image_blur_mapper": {}}, "not one of those known"),
+        ({"text_chunk_mapper": {"max_len": 9, "tokenizer": "someone/model"}}, "fetches a tokenizer"),
+        ({"llm_extract_mapper": {"model_params": {"sampling": [{"trust_remote_code": True}]}}}, "with the code"),
         ({"llm_quality_score_filter": {"is_hf_model": True}}, "with the code that comes with it"),
         ({"text_length_filter": {"stats_export_path": "/tmp/x"}}, "writes files"),
-        ({"image_nsfw_filter": {"model_params": {"trust_remote_code": True}}}, "with the code"),
+        ({"llm_condition_filter": {"model_params": {"trust_remote_code": True}}}, "with the code"),
     ],
 )
 def test_what_runs_code_fetches_or_writes_is_refused_on_both_sides(
@@ -107,7 +111,7 @@ def test_what_runs_code_fetches_or_writes_is_refused_on_both_sides(
 
 def test_unknown_operators_arguments_and_joins_are_refused(at_server: DataJuicerServiceConfig) -> None:
     for operator, said in (
-        ({"text_len_filter": {}}, "no operator 'text_len_filter'"),
+        ({"text_lenght_filter": {}}, "did you mean text_length_filter?"),
         ({"text_length_filter": {"minlen": 3}}, "min_len"),
         ({"naive_grouper": {}}, "joins rows"),
     ):

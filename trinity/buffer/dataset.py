@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from trinity.buffer.parquet import refuse_bomb
 from trinity.buffer.rows import BadRow, DataRow, read_rows
 from trinity.common.errors import CheckpointError, DataError
 
-_FINGERPRINT_ROWS = 256
+_ROWS_A_READ = 100  # ten times as fast as one by one
 
 
 class Table(Protocol):
@@ -32,6 +32,10 @@ class Table(Protocol):
 
     def row(self, number: int) -> DataRow:
         """Return row `number`, 0-based."""
+        ...
+
+    def all_values(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the columns of every row, in order."""
         ...
 
 
@@ -53,6 +57,10 @@ class ListTable:
     def row(self, number: int) -> DataRow:
         """Return row `number`, 0-based."""
         return self._rows[number]
+
+    def all_values(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the columns of every row, in order."""
+        return (row.values for row in self._rows)
 
 
 class ArrowTable:
@@ -76,6 +84,12 @@ class ArrowTable:
         """Return row `number`, 0-based; its `line` is 1-based."""
         return DataRow(self._name, number + 1, dict(self._dataset[number]))
 
+    def all_values(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the columns of every row, in order."""
+        for start in range(0, len(self), _ROWS_A_READ):
+            read = self._dataset[start : start + _ROWS_A_READ]
+            yield from (dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True))
+
 
 class JoinedTable:
     """The rows of several tables, one after the other.
@@ -97,6 +111,10 @@ class JoinedTable:
         """Return row `number`, 0-based."""
         at = bisect.bisect_right(self._ends, number)
         return self._tables[at].row(number - (self._ends[at - 1] if at else 0))
+
+    def all_values(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the columns of every row, in order."""
+        return itertools.chain.from_iterable(table.all_values() for table in self._tables)
 
 
 def _with_encoded_images(dataset: Any) -> Any:
@@ -157,12 +175,27 @@ def _table_of(path: str, *, split: str, subset_name: str | None) -> Table:
 
 
 def fingerprint(table: Table) -> str:
-    """Return a hash of columns, length and up to 256 evenly spaced rows."""
+    """Return a hash of columns, length and all rows.
+
+    It does not see the files, such as images, that rows name.
+    """
     digest = xxhash.xxh3_128(repr((sorted(table.columns), len(table))).encode())
-    stride = max(1, len(table) // _FINGERPRINT_ROWS)
-    for number in range(0, len(table), stride):
-        digest.update(repr(sorted(table.row(number).values.items())).encode("utf-8", "backslashreplace"))
+    for values in table.all_values():
+        row = [(name, _short(value)) for name, value in sorted(values.items())]
+        digest.update(repr(row).encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
+
+
+def _short(value: Any) -> Any:
+    """Return the value with hashes in the place of bytes.
+
+    The text of an image would be several times as large as the image.
+    """
+    if isinstance(value, bytes):
+        return "bytes", xxhash.xxh3_128_hexdigest(value)
+    if isinstance(value, dict):
+        return {name: _short(inner) for name, inner in value.items()}
+    return [_short(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check_unchanged(what: str, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:

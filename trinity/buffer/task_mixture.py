@@ -55,7 +55,7 @@ class TaskMixture:
         """
         n = self.batch_size if n is None else n
         if self._end is not None:
-            n = min(n, self._end - self._position)
+            n = max(0, min(n, self._end - self._position))  # resumed with fewer epochs than were read
         places = [self._taskset_at(self._position + i) for i in range(n)]
         self._position += n
         tasks = {place: iter(self.readers[place].read(count)) for place, count in sorted(Counter(places).items())}

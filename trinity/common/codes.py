@@ -38,7 +38,7 @@ _WARNINGS = {
     IDLE: "W1902 W1910 W1940 W1943 W4003",
     UNUSUAL: (
         "W1303 W1306 W1501 W1603 W1813 W1823 W1832 W1835 W1903 W1911 W1946 W3108 W3111 W3407 W3702 W3905 W3909 W4014 "
-        "W4030 W4040 W4041 W5808 W7030 W7059 W3812 W3813 W3814 W3820 W3821 W3832 W3834 W3842 W3113"
+        "W4030 W4040 W4041 W4042 W5808 W7030 W7059 W3812 W3813 W3814 W3820 W3821 W3832 W3834 W3842 W3113"
     ),
     UNSEEN: (
         "W1701 W1706 W3906 W3910 W5807 W3802 W3803 W3810 W3816 W3817 W3822 W3823 W3824 W3825 W3831 W3836 W3841 W3843 "
@@ -79,6 +79,7 @@ MESSAGES = {
     "E5663": "vLLM has not answered for … s: …",
     "E5701": "the process of a component ended: …",
     "E5803": "a model that an operator of Data-Juicer asks does not answer: …",
+    "E5801": "an operator of Data-Juicer is refused: …; name it in service.data_juicer.allowed_operators to run it",
     "E5804": "… is no operator or argument that Data-Juicer has: …",
     "E7006": "checkpoint … has schema …, this version reads …; use the version of Trinity that wrote it",
     "W1706": "… of … is not given; the installed version of its package decides whether it must be",
@@ -87,6 +88,8 @@ MESSAGES = {
     "W1941": "… becomes …",
     "W1942": "… is an older name of …",
     "W3407": "… has no effect with cluster.runtime local",
+    "W4042": "the rows of the evaluation tasksets … changed since explore step …: do not compare their metrics with "
+    "those of earlier steps; restore the rows, or give them another name",
     "W3906": "what the class … declares is known only when its file is imported",
 }
 

@@ -273,7 +273,7 @@ def build_eval_tasksets(config: Config) -> list[EvalTaskset]:
         ratio, limit = config.buffer.max_bad_row_ratio, prompt_limit(config, [taskset])
         reader = TaskReader(taskset, is_eval=True, max_bad_row_ratio=ratio, limit=limit)
         _report_bad_rows(reader, config, place=place)
-        tasksets.append(EvalTaskset(taskset.name, reader.tasks(), taskset.repeat_times or 1))
+        tasksets.append(EvalTaskset(taskset.name, reader.tasks(), taskset.repeat_times or 1, reader.fingerprint))
     return tasksets
 
 

@@ -36,11 +36,13 @@ class EvalTaskset:
         name: of the taskset, the second part of the metrics' names.
         tasks: all of them, in order.
         repeat_times: runs of each task.
+        fingerprint: of the rows.
     """
 
     name: str
     tasks: Sequence[Task]
     repeat_times: int
+    fingerprint: str = ""
 
 
 def subset_sizes(num_runs: int) -> list[int]:

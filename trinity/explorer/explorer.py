@@ -116,6 +116,7 @@ class Explorer:
             if self.state.explore_step:  # a checkpoint of another program, which has no position of ours
                 await self._io.call(parts.reader.read, self.state.explore_step * self.config.buffer.batch_size)
             self.state.readers = {TASKSET: parts.reader.state_dict()}
+        self._compare_eval_rows(parts)
         parts.pipeline.load_state_dict(self.state.pipeline)
         parts.scheduler.times.load_state_dict(self.state.times)
         self.monitor.truncate(self.state.monitor)
@@ -130,6 +131,19 @@ class Explorer:
             state=self.state,
         )
         await self._steps.report()
+
+    def _compare_eval_rows(self, parts: ExplorerParts) -> None:
+        """Say which evaluation tasksets have other rows than before."""
+        now = {taskset.name: taskset.fingerprint for taskset in parts.evaluator.tasksets}
+        before = self.state.eval_rows
+        changed = [name for name, mark in now.items() if before.get(name, mark) != mark]
+        if changed:
+            logger.warning(
+                "[W4042] the rows of the evaluation tasksets %s changed since explore step %d: do not compare their "
+                "metrics with those of earlier steps; restore the rows, or give them another name",
+                ", ".join(changed), self.state.explore_step,
+            )  # fmt: skip
+        self.state.eval_rows = before | now
 
     async def _step_tasks(self, reader: TaskReader | TaskMixture) -> StepTasks:
         """Return the tasks as the loop takes them, those of a snapshot first."""

@@ -24,6 +24,7 @@ class ExplorerState:
         monitor: how much the monitor had written.
         pipeline: state of the operators and of the advantage function that have one, by name.
         times: what the deadline of `explorer.dynamic_timeout` is made from.
+        eval_rows: fingerprint of the rows of each evaluation taskset, by its name.
     """
 
     explore_step: int = 0
@@ -33,6 +34,7 @@ class ExplorerState:
     monitor: dict[str, int] = field(default_factory=lambda: {"lines": 0, "samples": 0})
     pipeline: dict[str, Any] = field(default_factory=dict)
     times: dict[str, Any] = field(default_factory=dict)
+    eval_rows: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return a copy as plain containers."""
@@ -45,7 +47,7 @@ class ExplorerState:
 
         Raises KeyError or TypeError if `values` are not of this version.
         """
-        values = {"pipeline": {}, "times": {}} | values  # a checkpoint may lack what has no state
+        values = {"pipeline": {}, "times": {}, "eval_rows": {}} | values  # a checkpoint may lack what has no state
         return cls(**{f.name: values[f.name] for f in fields(cls)})
 
     @classmethod

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.config.sections import DataJuicerServiceConfig
 from trinity.common.errors import ConfigError, EnvironmentProblem
-from trinity.service.data_juicer.checking import operator_problems
+from trinity.service.data_juicer.checking import OperatorProblem, operator_problems
 from trinity.service.data_juicer.models import asked_models
 from trinity.service.data_juicer.policy import refusal
 from trinity.service.data_juicer.recipe import Recipe, read_recipe
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trinity.common.config import Config
 
 OPERATOR = "data_juicer"
+Owned = tuple[str, tuple[str, dict[str, Any]]]
+"""Key of the list, name and arguments of an operator."""
 
 
 def check_data_juicer(config: Config) -> Iterator[Finding]:
@@ -47,39 +49,39 @@ def check_data_juicer(config: Config) -> Iterator[Finding]:
         except ConfigError as error:
             yield Finding(error.code, key, error.args[0])
     for key, recipe in recipes.items():
-        yield from _refused(recipe, key, allowed=service.allowed_operators)
         yield from _unrepeatable(recipe, key, config)
-    if recipes:
-        yield from _unlike(recipes, service)
-
-
-def _refused(recipe: Recipe, key: str, *, allowed: tuple[str, ...]) -> Iterator[Finding]:
-    for name, args in recipe.operators:
-        why = refusal(name, args, allowed=allowed)
-        if why:
-            yield Finding("E5801", key, f"`{key}`: {why}; name it in service.data_juicer.allowed_operators to run it")
-
-
-def _unlike(recipes: Mapping[str, Recipe], service: DataJuicerServiceConfig) -> Iterator[Finding]:
-    """Yield operators and arguments that Data-Juicer does not have."""
     owners = [(key, operator) for key, recipe in recipes.items() for operator in recipe.operators]
+    if owners:
+        yield from _of_operators(owners, service)
+
+
+def _of_operators(owners: list[Owned], service: DataJuicerServiceConfig) -> Iterator[Finding]:
+    """Yield operators that are refused, and what Data-Juicer says of them."""
+    unasked, problems = _problems(owners, service)
+    absent = {problem.index for problem in problems if problem.kind in ("unknown_operator", "joins")}
+    for index, (key, (name, args)) in enumerate(owners):
+        why = "" if index in absent else refusal(name, args, allowed=service.allowed_operators)
+        if why:
+            yield Finding("E5801", key, f"`{key}`: {why}")
+    yield from unasked
+    for problem in problems:
+        key, code = owners[problem.index][0], "E5801" if problem.kind == "joins" else "E5804"
+        yield Finding(code, key, f"`{key}`: {problem.message}")
+
+
+def _problems(owners: list[Owned], service: DataJuicerServiceConfig) -> tuple[list[Finding], Sequence[OperatorProblem]]:
+    """Return why Data-Juicer could not be asked, and what it says."""
     first = owners[0][0]
     names = ", ".join(dict.fromkeys(name for _, (name, _) in owners))
     unseen = f"`{first}`: the operators {names} and their arguments are not checked here"
     if not service.auto_start:
-        yield Finding("W5807", first, f"{unseen}: they are those of the server at {service.server_url}")
-        return
+        return [Finding("W5807", first, f"{unseen}: they are those of the server at {service.server_url}")], []
     try:
-        problems = operator_problems([operator for _, operator in owners], service)
+        return [], operator_problems([operator for _, operator in owners], service)
     except EnvironmentProblem as error:
         if error.code == "E3440":  # a run would need it as well
-            yield Finding(error.code, str(KEYS.service.data_juicer), error.args[0])
-        else:
-            yield Finding("W5807", first, f"{unseen}: {error.args[0]}; the server checks them when the run starts")
-        return
-    for problem in problems:
-        key, code = owners[problem.index][0], "E5801" if problem.kind == "joins" else "E5804"
-        yield Finding(code, key, f"`{key}`: {problem.message}")
+            return [Finding(error.code, str(KEYS.service.data_juicer), error.args[0])], []
+        return [Finding("W5807", first, f"{unseen}: {error.args[0]}; the server checks them when the run starts")], []
 
 
 def _unrepeatable(recipe: Recipe, key: str, config: Config) -> Iterator[Finding]:

@@ -86,7 +86,9 @@ class DataJuicerServiceConfig(Section):
         OWN,
     )
     token: str | None = key(None, "Token of a server at server_url; null: TRINITY_DATA_JUICER_TOKEN.", OWN, secret=True)
-    allowed_operators: tuple[str, ...] = key((), "Operators allowed although they run code, fetch or write files.", OWN)
+    allowed_operators: tuple[str, ...] = key(
+        (), "Operators that may do anything, beside those that only compute on rows.", OWN
+    )
     timeout: Positive = key(600.0, "Longest wait for an answer in seconds, > 0.", OWN)
     start_timeout: Positive = key(120.0, "Longest wait for the start in seconds, > 0.", OWN)
 

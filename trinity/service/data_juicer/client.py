@@ -109,7 +109,7 @@ class DataJuicerClient:
         for name, args in recipe.operators:
             why = refusal(name, args, allowed=self.config.allowed_operators)
             if why:
-                raise ConfigError(f"{why}; name it in service.data_juicer.allowed_operators to run it", code="E5801")
+                raise ConfigError(why, code="E5801")
         self._body = {
             "pipeline": pipeline,
             "operators": [{name: args} for name, args in recipe.operators],

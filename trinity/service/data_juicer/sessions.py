@@ -174,7 +174,7 @@ class Sessions:
         entry[name] = args = ({"text_key": text_key} if text_key else {}) | (args or {})
         why = refusal(name, args, allowed=self.allowed)
         if why:
-            raise Refused(403, f"{why}; name it in service.data_juicer.allowed_operators to run it", kind="refused")
+            raise Refused(403, why, kind="refused")
 
     def _prepared(self, session: dict[str, Any], rows: list[Any]) -> list[Any]:
         """Return the operators with as many processes as have something to do."""
