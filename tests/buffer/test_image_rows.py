@@ -19,6 +19,8 @@ from tests.buffer.files import write_jsonl
 from tests.tiny import tiny_model
 from tests.tiny_vision import picture, tiny_vision_model
 from trinity.buffer.dataset_reader import DatasetReader
+from trinity.buffer.prompt_limit import PromptLimit
+from trinity.buffer.task_prompts import TaskPrompts
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
@@ -246,7 +248,12 @@ def test_validate_and_preview_count_the_tokens_of_images(tmp_path: Path) -> None
         "model": {"model_path": str(tmp_path / "model"), "max_model_len": 60},
         "buffer": {"explorer_input": {"taskset": shape}},
     })  # fmt: skip
+    limit = PromptLimit(TaskPrompts(load_tokenizer(config.model), model=config.model), max_tokens=60)
+    assert len(TaskReader(TasksetConfig.model_validate(shape | {"long_prompts": "drop"}), limit=limit)) == 3
+    with pytest.raises(DataError, match="1 of 4 prompts have more than 60 tokens.* with 67;"):
+        TaskReader(TasksetConfig.model_validate(shape | {"long_prompts": "refuse"}), limit=limit)
     (preview,) = previewed(config, num_shown=1)
+    assert preview.counts_images and preview.num_images == 4
     assert preview.lengths == [2 + 6 + 1, 2 + 64 + 1, 2 + 6 + 1, 2 + 6 + 1] and preview.is_rendered
     assert preview.num_repeated == 1, "another image is another prompt"
     assert preview.prompts == ["<|vision_start|><|image_pad|><|vision_end|>?"]

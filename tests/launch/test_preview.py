@@ -14,10 +14,12 @@ import pyarrow.parquet
 import pytest
 import yaml
 from PIL import Image
+from typer.testing import CliRunner
 
 from tests.e2e.tiny_run import PLAIN
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.tiny_vision import CHAT_TEMPLATE, IMAGE_TOKENS
+from trinity.cli.app import app
 from trinity.common.config import Config
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.trial.preview import TasksetPreview, previewed
@@ -127,6 +129,73 @@ def test_images_are_counted_and_tell_prompts_apart(model: Path, tmp_path: Path) 
     (found,) = previewed(config, num_shown=1)
     assert (found.num_rows, found.num_images, found.num_repeated) == (3, 3, 1)
     assert "<|image_pad|>" in found.prompts[0] and found.is_rendered
+
+
+def test_more_bad_rows_than_a_run_allows_are_all_shown(model: Path, tmp_path: Path) -> None:
+    bad = {"question": None, "answer": "2"}
+    path = jsonl(tmp_path / "rows.jsonl", [bad, *ROWS[:3], bad])
+    (found,) = previewed(config_of(tmp_path, model, taskset=taskset("train", path)), num_shown=1)
+    assert (found.num_rows, [row.line for row in found.bad], found.max_bad) == (3, [1, 5], 1)
+    (finding,) = found.findings()
+    assert finding.code == "E4011" and "2 rows cannot be used, and a run leaves out 1 at most" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"), [("drop", "left out"), ("refuse", "refused: the run does not begin"), ("keep", "cut")]
+)
+def test_the_taskset_says_what_happens_to_long_prompts(model: Path, tmp_path: Path, fate: str, said: str) -> None:
+    section = taskset("train", jsonl(tmp_path / "rows.jsonl", ROWS), long_prompts=fate)
+    config = config_of(tmp_path, model, taskset=section)
+    short = config.model.model_copy(update={"max_prompt_tokens": 3, "enable_prompt_truncation": True})
+    (found,) = previewed(config.model_copy(update={"model": short}), num_shown=1)
+    assert found.limit is not None and found.limit[0] == 3 and found.limit[2].startswith(said)
+    assert found.num_long == 5
+
+
+def test_another_system_prompt_does_not_hide_that_a_question_is_evaluated(model: Path, tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", ROWS)
+    chats = [
+        {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": r["question"]}]} for r in ROWS
+    ]
+    held = taskset("held", jsonl(tmp_path / "held.jsonl", [row | ROWS[0] for row in chats[:2]]))
+    held["format"] = {"prompt_type": "messages", "messages_key": "messages", "response_key": "answer"}
+    other = taskset("other", path, workflow_args={"system_prompt": "Think."})
+    config = config_of(tmp_path, model, taskset=taskset("train", path), eval_tasksets=[held, other])
+    trained, evaluated, second = previewed(config, num_shown=1)
+    assert trained.overlaps == {} and evaluated.overlaps["train"] == 2 and second.overlaps["train"] == 5
+
+
+@pytest.mark.parametrize("kind", ["sft", "sft_messages", "dpo"])
+def test_files_to_train_on_are_compared_with_what_any_stage_evaluates(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", ROWS)
+    chats = [[{"role": "user", "content": r["question"]}, {"role": "assistant", "content": "2"}] for r in ROWS[1:3]]
+    rows: list[dict[str, Any]] = {
+        "sft": [{"prompt": r["question"], "response": "2"} for r in ROWS[1:3]],
+        "sft_messages": [{"messages": chat} for chat in chats],
+        "dpo": [{"prompt": r["question"], "chosen": "2", "rejected": "3"} for r in ROWS[1:3]],
+    }[kind]
+    fmt = {"prompt_type": "messages", "messages_key": "messages"} if kind == "sft_messages" else {"system_prompt": "S"}
+    dataset = {"name": "warm", "storage_type": "file", "path": jsonl(tmp_path / "warm.jsonl", rows), "format": fmt}
+    tree = json.loads(json.dumps(PLAIN))
+    tree["model"]["model_path"], tree["checkpoint_root_dir"] = str(model), str(tmp_path / "out")
+    del tree["buffer"]["explorer_input"]["taskset"]
+    others = [{"question": f"{n}-{n}=", "answer": "0"} for n in range(4)]
+    tree["buffer"]["explorer_input"] |= {
+        "taskset": taskset("train", jsonl(tmp_path / "train.jsonl", others)), "eval_tasksets": [taskset("held", path)],
+    }  # fmt: skip
+    first = {
+        "stage_name": "warmup", "mode": "train", "algorithm": {"algorithm_type": kind[:3]},
+        "buffer": {"train_batch_size": 2, "total_steps": 1, "trainer_input": {"experience_buffer": dataset}},
+    }  # fmt: skip
+    tree["stages"] = [first, {"stage_name": "rl", "mode": "both", "algorithm": tree["algorithm"]}]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    done = CliRunner().invoke(app, ["data", "preview", "--config", str(tmp_path / "run.yaml"), "--json", "-n", "0"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output[done.output.index("[\n") :])
+    held = [each for each in found if each["name"] == "held"][-1]
+    assert held["overlaps"] == {"warm": 2} and "2 prompts are in 'warm', too" in str(held["findings"])
 
 
 def picture(shade: int) -> bytes:

@@ -209,7 +209,7 @@ def row_faults(
     if fault is not None:
         yield fault
     system = values.get(fmt.system_prompt_key) if fmt.system_prompt_key and kind == "plaintext" else None
-    if system is not None and not (isinstance(system, str) and not system.strip()):  # else `format.system_prompt`
+    if system is not None and not (isinstance(system, str) and not system.strip()):  # which means none
         fault = text_fault(str(fmt.system_prompt_key), system)
         if fault is not None:
             yield fault

@@ -131,7 +131,10 @@ class TaskReader:
 
     def task(self, number: int) -> Task:
         """Return the task of usable row `number`, 0-based."""
-        config, row = self.config, self.table.row(self._rows[number])
+        return self._task_of(self._rows[number], index=number)
+
+    def _task_of(self, row_number: int, *, index: int) -> Task:
+        config, row = self.config, self.table.row(row_number)
         workflow = self._named(row, "workflow_key", WORKFLOWS) or self.workflow
         return Task(
             workflow=workflow,
@@ -143,7 +146,7 @@ class TaskReader:
             is_eval=self.is_eval,
             reward_fn=self._named(row, "reward_fn_key", REWARD_FUNCTIONS) or self.reward_fn,
             raw_task=with_image_bytes(dict(row.values), config.format, row),
-            index={"index": number, "taskset_id": config.index},
+            index={"index": index, "taskset_id": config.index},
         )
 
     @property
@@ -234,7 +237,7 @@ class TaskReader:
         config = self.config
         if config.long_prompts == "keep" or limit is None:
             return rows
-        lengths = {n: limit.num_tokens(config.format, self.table.row(n).values, kind=self.kind) for n in rows}
+        lengths = {number: limit.num_tokens(self._task_of(number, index=0)) for number in rows}
         long = [number for number, length in lengths.items() if length > limit.max_tokens]
         if not long:
             return rows

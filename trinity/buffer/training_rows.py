@@ -13,6 +13,7 @@ from trinity.buffer.checks import Fault, messages_fault, prompt_type, row_faults
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.config.row_schemas import SCHEMAS
 from trinity.utils.nested import as_written, without_null
+from trinity.utils.system_prompt import chosen_system_prompt
 
 Message = dict[str, Any]
 
@@ -109,9 +110,14 @@ def prompt_messages(fmt: FormatConfig, values: Mapping[str, Any]) -> list[Messag
     messages = [dict(message) for message in prompt] if isinstance(prompt, list) else []
     if messages:
         return messages
-    system = values.get(fmt.system_prompt_key) if fmt.system_prompt_key else None
-    system = system or fmt.system_prompt
+    system = system_prompt_of(fmt, values)
     return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+
+
+def system_prompt_of(fmt: FormatConfig, values: Mapping[str, Any]) -> str | None:
+    """Return the system prompt of a plain-text row, as workflows choose it."""
+    of_row = values.get(fmt.system_prompt_key) if fmt.system_prompt_key else None
+    return chosen_system_prompt(of_row, fmt.system_prompt)
 
 
 def split_pair(fmt: FormatConfig, values: Mapping[str, Any], *, kind: str) -> Pair | Fault:

@@ -47,7 +47,8 @@ def preview(
     """
     path = chosen_file(file, config)
     with ended_with():
-        from trinity.launch.trial.preview import previewed
+        from trinity.launch.trial.overlaps import note_shared
+        from trinity.launch.trial.preview import TasksetPreview, previewed
         from trinity.launch.trial.stage import TrialOptions, data_stages, has_tasks
         from trinity.preflight.data import training_datasets
 
@@ -59,6 +60,10 @@ def preview(
                 from trinity.launch.trial.dataset_preview import datasets_previewed
 
                 found += datasets_previewed(each, num_shown=number, num_places=MOST_BAD, num_measured=measured)
+        evaluated = [each for each in found if isinstance(each, TasksetPreview) and each.is_eval]
+        trained = [each for each in found if not any(each is other for other in evaluated)]
+        for taskset in evaluated:
+            note_shared(taskset, trained)  # of any stage
         if as_json:
             typer.echo(json.dumps([each.facts() for each in found], indent=2, ensure_ascii=True))
             return
@@ -96,7 +101,8 @@ def _taskset_lines(found: TasksetPreview) -> Iterator[str]:
         yield "the workflow makes its own prompts; the lengths are those of the prompt column"
     yield from _length_lines("prompts", found.lengths)
     if found.num_images:
-        yield f"{found.num_images} images; the lengths count each image as its placeholder in the text"
+        counted = "their tokens" if found.counts_images else "each as its placeholder in the text"
+        yield f"{found.num_images} images; the lengths count {counted}"
     if found.num_long and found.limit is not None:
         limit, key, what = found.limit
         yield f"{found.num_long} prompts have more than {limit} tokens ({key}): they are {what}"

@@ -17,6 +17,7 @@ from trinity.buffer.pipelines.pipeline_input import PipelineInput
 from trinity.buffer.pipelines.reward_model import NAME, RewardModelScores
 from trinity.buffer.prompt_limit import PromptLimit
 from trinity.buffer.task_mixture import TaskMixture
+from trinity.buffer.task_prompts import TaskPrompts
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config.resolved import input_log, training_tasksets
 from trinity.common.constants import BENCH
@@ -240,7 +241,7 @@ def prompt_limit(config: Config, tasksets: Sequence[TasksetConfig]) -> PromptLim
     longest = config.model.max_prompt_tokens
     if longest is None or all(taskset.long_prompts == "keep" for taskset in tasksets):
         return None
-    return PromptLimit(load_tokenizer(config.model), longest)
+    return PromptLimit(TaskPrompts(load_tokenizer(config.model), model=config.model), longest)
 
 
 def read_tasksets(config: Config) -> TaskReader | TaskMixture:

@@ -12,7 +12,7 @@ from trinity.buffer.checks import prompt_type, row_faults
 from trinity.buffer.data_files import data_files, places_of
 from trinity.buffer.image_rows import num_image_tokens
 from trinity.buffer.rows import DataRow, read_rows
-from trinity.buffer.training_rows import decoded
+from trinity.buffer.training_rows import decoded, system_prompt_of
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
 from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
@@ -33,7 +33,7 @@ def check_prompts(config: Config) -> Iterator[Finding]:
     if longest is None:
         return
     for place, taskset in tasksets(config).items():
-        limit, key, what = _of_taskset(config, taskset) or longest
+        limit, key, what = taskset_limit(config, taskset) or longest
         found = long_prompts(taskset, model=Path(config.model.model_path).expanduser(), limit=limit)
         if found is None or not found.num_long:
             continue
@@ -46,8 +46,11 @@ def check_prompts(config: Config) -> Iterator[Finding]:
         )
 
 
-def _of_taskset(config: Config, taskset: TasksetConfig) -> tuple[int, str, str] | None:
-    """Return what `prompt_limit` does, of a taskset that decides it itself."""
+def taskset_limit(config: Config, taskset: TasksetConfig) -> tuple[int, str, str] | None:
+    """Return what `prompt_limit` does, as a taskset itself decides it.
+
+    It is None of a taskset that keeps long prompts.
+    """
     longest, fates = (
         config.model.max_prompt_tokens,
         {"drop": "left out", "refuse": "refused: the run does not begin"},
@@ -130,8 +133,7 @@ def _texts(values: dict[str, Any], fmt: FormatConfig, *, kind: str) -> Iterator[
     mark = PLACEHOLDER if fmt.image_key else None
     prompt = row.get(fmt.messages_key if kind == "messages" else fmt.prompt_key)
     if isinstance(prompt, str):
-        system = row.get(fmt.system_prompt_key) if fmt.system_prompt_key else None
-        system = system or fmt.system_prompt
+        system = system_prompt_of(fmt, row)
         yield from (_without(mark, text) for text in (system, prompt) if isinstance(text, str))
     for message in prompt if isinstance(prompt, list) else ():
         content = message.get("content") if isinstance(message, dict) else None

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.gpg import VerlGPGPolicyLossFn
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo import VerlVanillaPolicyLossFn
@@ -112,6 +113,7 @@ class VerlBypassModePolicyLossFn(PolicyLossFn):
         The latter are `rollout_corr/...`.
         """
         weights, kept, metrics = self._correct(logprob, old_logprob, action_mask)
+        note_clipping(rejected=action_mask & ~kept)
         if self.loss_type == "reinforce":
             loss, of_loss = self.reinforce(logprob, kept, advantages, weights)
         else:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -94,6 +95,7 @@ class CISPOPolicyLossFn(TokenLossFn):
             is_far_down = (advantages < 0) & (ratio < 1.0 - self.mask_range[0])
             unmasked = ~(is_far_up | is_far_down)
             losses = torch.where(unmasked, losses, torch.zeros_like(losses))
+        note_clipping(ratio, clipped=~unmasked)
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         metrics = {
             "cispo_loss": loss.item(),

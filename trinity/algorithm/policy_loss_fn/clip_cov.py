@@ -13,6 +13,8 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import is_beyond
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.covariance import token_covariance
 from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
@@ -96,6 +98,8 @@ class VerlClipCovPolicyLossFn(TokenLossFn):
         if out is None:
             out = self.select_tokens(logprob, old_logprob, action_mask, advantages)
         losses = torch.where(out, torch.zeros_like(plain), torch.maximum(plain, clipped))
+        is_clipped = (clipped > plain) | is_beyond(logprob - old_logprob)
+        note_clipping(log_ratio.exp(), clipped=is_clipped, masked=out)
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         metrics = {
             "pg_loss": loss.item(),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -82,6 +83,7 @@ class DPPOLossFn(TokenLossFn):
         weight = log_ratio.exp().clamp(max=self.clip_ratio_c)
         inside = self.is_inside(logprob.detach(), old_logprob, advantages > 0)
         losses = torch.where(inside, -advantages * weight * logprob, torch.zeros_like(logprob))
+        note_clipping(log_ratio.exp(), clipped=~inside)
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         metrics = {
             "pg_loss": loss.item(),

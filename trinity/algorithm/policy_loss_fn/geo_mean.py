@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
-from trinity.algorithm.log_ratio import bounded
+from trinity.algorithm.log_ratio import bounded, is_beyond
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ratio import CLIP_RATIO, clip_bounds
 
@@ -80,7 +81,9 @@ class VerlGeoMeanPolicyLossFn(PolicyLossFn):
         clamped = log_ratio.clamp(-self.clip_ratio[0], self.clip_ratio[1])
         sign = advantages.sign()
         clipped = sign * torch.minimum(sign * log_ratio, sign * clamped)
-        losses = -masked_mean(advantages, action_mask, -1) * bounded(masked_mean(clipped, action_mask, -1)).exp()
+        mean = masked_mean(clipped, action_mask, -1)
+        note_clipping(bounded(log_ratio).exp(), clipped=(clipped != log_ratio) | is_beyond(mean).unsqueeze(-1))
+        losses = -masked_mean(advantages, action_mask, -1) * bounded(mean).exp()
         if rollout_is_weights is not None:
             weights = counted(rollout_is_weights.detach(), action_mask)
             losses = losses * masked_mean((weights + MIN_WEIGHT).log(), action_mask, -1).exp()

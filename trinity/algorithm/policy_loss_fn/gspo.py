@@ -14,6 +14,7 @@ from torch import Tensor
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.log_ratio import bounded
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import CLIP_RANGE, CLIP_RATIO, clip_bounds, sequence_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -78,16 +79,19 @@ class GSPOPolicyLossFn(TokenLossFn):
         """
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         of_sequence = sequence_log_ratio(logprob, old_logprob, action_mask).detach()
-        log_ratio = bounded(logprob - logprob.detach() + of_sequence)
+        unbounded = logprob - logprob.detach() + of_sequence
+        log_ratio = bounded(unbounded)
         if self.max_log_ratio is not None:
             log_ratio = log_ratio.clamp(max=self.max_log_ratio)
         ratio = log_ratio.exp()
         plain = -advantages * ratio
         clipped = -advantages * ratio.clamp(1.0 - self.clip_range_low, 1.0 + self.clip_range_high)
+        is_clipped = clipped > plain
+        note_clipping(ratio, clipped=is_clipped | (log_ratio != unbounded))
         loss = self.aggregate(torch.maximum(plain, clipped), action_mask, rollout_is_weights)
         metrics = {
             "pg_loss": loss.item(),
-            "pg_clipfrac": masked_mean((clipped > plain).to(loss.dtype), action_mask).item(),
+            "pg_clipfrac": masked_mean(is_clipped.to(loss.dtype), action_mask).item(),
             "ppo_kl": masked_mean((old_logprob - logprob).detach(), action_mask).item(),
             "ppo_kl_seq": -of_sequence.mean().item(),
         }

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import is_beyond
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -45,6 +47,7 @@ class ImportanceSamplingPolicyLossFn(TokenLossFn):
         logprob, old_logprob, advantages = (counted(x, action_mask) for x in (logprob, old_logprob, advantages))
         log_ratio = clamped_log_ratio(logprob, old_logprob)
         ratio = log_ratio.exp()
+        note_clipping(ratio, clipped=is_beyond(logprob - old_logprob))
         loss = self.aggregate(-advantages * ratio, action_mask)
         metrics = {
             "pg_loss": loss.item(),

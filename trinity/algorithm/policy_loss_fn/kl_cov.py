@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
-from trinity.algorithm.log_ratio import bounded
+from trinity.algorithm.log_ratio import bounded, is_beyond
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.covariance import token_covariance
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -84,7 +85,9 @@ class VerlKLCovPolicyLossFn(TokenLossFn):
         if penalised is None:
             penalised = self.select_tokens(logprob, action_mask, advantages)
         penalty = torch.where(penalised, self.ppo_kl_coef * log_ratio.abs(), torch.zeros_like(logprob))
-        losses = -advantages * bounded(log_ratio).exp() + penalty
+        ratio = bounded(log_ratio).exp()
+        note_clipping(ratio, clipped=is_beyond(log_ratio) & ~penalised)
+        losses = -advantages * ratio + penalty
         loss = self.aggregate(losses, action_mask, rollout_is_weights)
         distance = masked_mean(log_ratio.detach().abs(), action_mask)
         return loss, {"pg_loss": loss.item(), "ppo_kl": distance.item()}

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import is_beyond
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import CLIP_RANGE, CLIP_RATIO, clamped_log_ratio, clip_bounds
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -105,9 +107,11 @@ class PPOPolicyLossFn(TokenLossFn):
         upper = torch.maximum(plain, clipped)
         bound = -advantages * self.clip_ratio_c
         losses = torch.where(advantages < 0, torch.minimum(upper, bound), upper)
+        is_clipped, is_dual = clipped > plain, (upper > bound) & (advantages < 0)
+        note_clipping(ratio, clipped=is_clipped | is_beyond(logprob - old_logprob), dual=is_dual)
         metrics = {
-            "pg_clipfrac": masked_mean((clipped > plain).to(losses.dtype), action_mask).item(),
-            "pg_clipfrac_lower": masked_mean(((upper > bound) & (advantages < 0)).to(losses.dtype), action_mask).item(),
+            "pg_clipfrac": masked_mean(is_clipped.to(losses.dtype), action_mask).item(),
+            "pg_clipfrac_lower": masked_mean(is_dual.to(losses.dtype), action_mask).item(),
             "ppo_kl": masked_mean(-log_ratio.detach(), action_mask).item(),
         }
         if self.enable_sequence_masking:
@@ -120,6 +124,7 @@ class PPOPolicyLossFn(TokenLossFn):
     ) -> Tensor:
         divergence = masked_mean(-log_ratio, action_mask, -1)
         far = (advantages < 0) & (divergence > self.delta_sequence_masking).unsqueeze(-1)
+        note_clipping(masked=far)
         metrics["seq_mask/masked_tokens"] = masked_mean(far.to(losses.dtype), action_mask).item()
         metrics["seq_mask/mean_sequence_kl"] = divergence.mean().item()
         return torch.where(far, torch.zeros_like(losses), losses)

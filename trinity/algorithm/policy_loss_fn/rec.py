@@ -14,6 +14,7 @@ from torch import Tensor
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
 from trinity.algorithm.log_ratio import bounded
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import clip_bounds, sequence_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -126,7 +127,9 @@ class RECPolicyLossFn(TokenLossFn):
         log_ratio = logprob - old_logprob
         ratio = bounded(log_ratio.detach()).exp()
         of_sequence = bounded(sequence_log_ratio(logprob, old_logprob, action_mask).detach()).exp().expand_as(ratio)
-        kept = self._kept(of_sequence if self.clip_mode == OF_SEQUENCE else ratio, advantages)
+        compared = of_sequence if self.clip_mode == OF_SEQUENCE else ratio
+        kept = self._kept(compared, advantages)
+        note_clipping(compared, clipped=~kept)
         weight = torch.where(kept, self._weights(ratio, of_sequence, advantages), torch.zeros_like(ratio))
         losses = -advantages * weight * logprob
         if self.regularizer == "k2":

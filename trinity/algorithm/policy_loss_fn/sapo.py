@@ -18,6 +18,8 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.log_ratio import is_beyond
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -88,6 +90,8 @@ class SAPOPolicyLossFn(TokenLossFn):
             terms = -advantages * (gate.detach() * 4.0 / tau) * logprob
         else:
             terms = -advantages * gate * 4.0 / tau
+        beyond = is_beyond(logprob - old_logprob)
+        note_clipping(log_ratio.exp(), clipped=torch.zeros_like(beyond) if self.is_gate_held else beyond)
         loss = self.aggregate(terms, action_mask, rollout_is_weights)
         metrics = {
             "pg_loss": loss.item(),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
@@ -49,5 +50,6 @@ class SFTPhiPolicyLossFn(TokenLossFn):
         logprob = counted(logprob, action_mask)
         probability = logprob.detach().exp()
         losses = -logprob.clamp(max=math.log(self.cutoff_prob)) * probability * (1.0 - probability)
+        note_clipping(masked=logprob > math.log(self.cutoff_prob))
         loss = self.aggregate(losses, action_mask)
         return loss, {"sft_phi_loss": loss.item()}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
 
@@ -62,6 +63,7 @@ class SPPOPolicyLossFn(TokenLossFn):
         ratio = log_ratio.detach().exp()
         is_near = (ratio >= 1.0 / (1.0 + self.epsilon)) & (ratio <= 1.0 + self.epsilon)
         losses = torch.where(is_near, -advantages * log_ratio, torch.zeros_like(logprob))
+        note_clipping(ratio, clipped=~is_near)
         loss = self.aggregate(losses, action_mask)
         clipped = masked_mean((~is_near).to(loss.dtype), action_mask)
         return loss, {"pg_loss": loss.item(), "pg_clipfrac": clipped.item()}

@@ -15,6 +15,7 @@ from trinity.algorithm.aggregation import (
     aggregate_loss,
     counted,
 )
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
 
@@ -49,7 +50,9 @@ class TokenLossFn(PolicyLossFn):
         No gradient flows through the weights. Without weights the losses are aggregated as they are.
         """
         if rollout_is_weights is not None:
-            losses = losses * counted(rollout_is_weights.detach(), action_mask)
+            weights = counted(rollout_is_weights.detach(), action_mask)
+            note_clipping(rejected=action_mask & (weights == 0))
+            losses = losses * weights
         if self.counts_empty_rows:
             return aggregate_loss(losses, action_mask, self.loss_agg_mode)
         return agg_loss(losses, action_mask, self.loss_agg_mode)

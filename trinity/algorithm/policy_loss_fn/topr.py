@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.aggregation import counted, masked_mean
+from trinity.algorithm.policy_loss_fn.clipping import note_clipping
 from trinity.algorithm.policy_loss_fn.ratio import clamped_log_ratio
 from trinity.algorithm.policy_loss_fn.token_loss import TokenLossFn
 
@@ -63,6 +64,7 @@ class TOPRPolicyLossFn(TokenLossFn):
         ratio = clamped_log_ratio(logprob, old_logprob).detach().exp()
         is_positive = advantages > self.advantage_threshold
         alpha = torch.where(is_positive, torch.ones_like(ratio), ratio.clamp(0.0, 1.0))
+        note_clipping(ratio)
         loss = self.aggregate(-alpha * advantages * logprob, action_mask)
         metrics = {
             "topr_loss": loss.item(),

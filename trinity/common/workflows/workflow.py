@@ -19,6 +19,7 @@ from trinity.common.workflows.task import FORMAT_DEFAULTS, RolloutArgs, Task, as
 from trinity.runtime.worker_thread import call_in_thread
 from trinity.utils.declaration import Declared, declared_args
 from trinity.utils.log import get_logger
+from trinity.utils.system_prompt import chosen_system_prompt
 
 if TYPE_CHECKING:
     from trinity.common.experience import Experience, TruncateStatus
@@ -250,8 +251,7 @@ class SimpleWorkflow(Workflow):
             return self.workflow_args["system_prompt"] or None
         of_row = self.task.column("system_prompt_key")
         configured = read_option(self.task.format_args, "system_prompt")
-        chosen = of_row if of_row is not None else configured
-        return (self.default_system_prompt if chosen is None else chosen) or None
+        return chosen_system_prompt(of_row, configured, default=self.default_system_prompt)
 
     def _build_reward_fn(self) -> Any:
         reward_fn: Any = self.task.reward_fn

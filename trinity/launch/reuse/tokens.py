@@ -67,7 +67,7 @@ def _tokens(row: RowContribution, experience: Experience, tags: dict[str, Any]) 
                if name in row.columns}  # fmt: skip
     advantages = row.columns["advantages"].tolist() if "advantages" in row.columns else None
     own, gradients, counted = row.logprob.double(), row.gradient.tolist(), row.counted.tolist()
-    ratios = (own - row.columns["old_logprob"].double()).exp().tolist() if "old_logprob" in columns else None
+    ratios = None if row.ratio is None else row.ratio.tolist()
     tags |= {"optimizer_step": row.optimizer_step, "uid": row.uid, "task_id": experience.eid.tid}
     tags |= {"run_id": experience.eid.run, "reward": experience.reward}
     tokens = experience.tokens[experience.prompt_length :].tolist()

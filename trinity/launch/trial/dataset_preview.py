@@ -18,10 +18,11 @@ from trinity.buffer.formatter import TokenizedRow
 from trinity.buffer.quarantine import num_admitted
 from trinity.buffer.rows import BadRow, DataRow
 from trinity.common.config import Config
-from trinity.common.config.keys import KEYS
 from trinity.common.config.problems import Finding
 from trinity.common.config.row_schemas import SCHEMAS
 from trinity.common.models.chat_template import decode_tokens, load_tokenizer
+from trinity.launch.trial.bad_rows import ANY, too_many_bad
+from trinity.launch.trial.overlaps import row_digests
 from trinity.launch.trial.token_counts import length_ranges
 from trinity.preflight.data import training_datasets
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 MOST_MEASURED, LEAST_MEASURED = 2000, 200
 MEASURED_CHARS = 1_200_000
 """Rows that are measured where nobody says how many, and the length of their texts: what takes about a second."""
-_ANY = 1.0  # so that all bad rows are found, not those up to the first too many
 
 
 class RowPart(NamedTuple):
@@ -68,6 +68,7 @@ class DatasetPreview:
         num_images: of the rows that are measured, those with images.
         num_repeated: usable rows that an earlier row equals in all columns that are read.
         rows: the first ones that are trained on, in parts.
+        asked: hashes of what the usable rows answer.
     """
 
     name: str
@@ -85,17 +86,13 @@ class DatasetPreview:
     num_images: int = 0
     num_repeated: int = 0
     rows: list[list[RowPart]] = field(default_factory=list)
+    asked: frozenset[bytes] = frozenset()
 
     def findings(self) -> list[Finding]:
         """Return what a run refuses, and what is unusual."""
         found = []
         if len(self.bad) > self.max_bad:
-            first = self.bad[0]
-            text = (
-                f"dataset {self.name!r}: {len(self.bad)} rows cannot be used, and a run leaves out {self.max_bad} at "
-                f"most ({KEYS.buffer.max_bad_row_ratio}): it would be refused; correct the rows, or raise the key"
-            )
-            found.append(Finding(first.code, self.key, text))
+            found.append(too_many_bad(self.bad, self.max_bad, key=self.key, where=f"dataset {self.name!r}"))
         if self.num_repeated:
             text = f"dataset {self.name!r}: {self.num_repeated} rows repeat an earlier row"
             found.append(Finding("W4040", self.key, text))
@@ -149,13 +146,14 @@ def datasets_previewed(
             tokenizer=tokenizer,
             schema=schema or "sft",
             max_length=config.model.max_model_len,
-            max_bad_row_ratio=_ANY,
+            max_bad_row_ratio=ANY,
             model_path=config.model.model_path,
         )
         preview = DatasetPreview(dataset.name, key, reader.schema, reader.max_length)
         preview.num_repeated, num_chars = _compared(reader)
         stride = max(1, -(-len(reader) // (num_measured or _num_measured(len(reader), num_chars))))
         _measure(preview, reader.rows_at(range(0, len(reader), stride)), reader, (num_shown, num_places))
+        preview.asked = frozenset(digest for row in reader.dataset for digest in row_digests(reader, row))
         preview.bad = reader.quarantined
         num_rows = len(reader.table) + len(reader.table.bad)
         preview.num_rows = num_rows - len(preview.bad)

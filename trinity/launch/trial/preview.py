@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
-import xxhash
-
+from trinity.buffer.quarantine import num_admitted
 from trinity.buffer.rows import BadRow
+from trinity.buffer.task_prompts import TaskPrompt, TaskPrompts
 from trinity.buffer.task_reader import TaskReader
 from trinity.common.config import Config
 from trinity.common.config.problems import Finding
 from trinity.common.config.resolved import training_tasksets
-from trinity.common.errors import TrinityError
-from trinity.common.images.messages import without_images
-from trinity.common.images.reading import UnreadableImage
-from trinity.common.images.sizes import ImageSizes
-from trinity.common.models.chat_template import chat_text, load_tokenizer
-from trinity.common.workflows.task import Task, read_option
-from trinity.common.workflows.workflow import SimpleWorkflow
+from trinity.common.models.chat_template import load_tokenizer
+from trinity.launch.trial.bad_rows import ANY, too_many_bad
+from trinity.launch.trial.overlaps import note_overlaps, task_digest
 from trinity.launch.trial.token_counts import length_ranges, token_counts
-from trinity.preflight.prompts import prompt_limit
+from trinity.preflight.prompts import prompt_limit, taskset_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,12 +34,15 @@ class TasksetPreview:
         bad: rows that are left out, and why.
         lengths: tokens of each prompt.
         limit: tokens of the longest prompt, its key, and what happens to longer ones; None: not known.
-        num_images: images of all prompts; in their lengths each counts as what stands for it in the text.
+        num_images: images of all prompts.
+        counts_images: their tokens are in the lengths; else each counts as what stands for it in the text.
         num_repeated: rows whose prompt, with its images, an earlier row has.
-        overlaps: prompts that another taskset has, by its name.
+        overlaps: rows that ask what another taskset or dataset asks, by its name, whatever the system prompt is.
         prompts: the first ones, rendered.
         is_rendered: texts and lengths are those of what the model is sent first; else of the prompt column, of which
             the workflow makes its own prompts.
+        max_bad: rows that a run leaves out at most.
+        asked: a hash of what each row asks.
     """
 
     name: str
@@ -58,6 +56,9 @@ class TasksetPreview:
     overlaps: dict[str, int] = field(default_factory=dict)
     prompts: list[str] = field(default_factory=list)
     is_rendered: bool = True
+    counts_images: bool = True
+    max_bad: int = 0
+    asked: frozenset[bytes] = frozenset()
 
     @property
     def num_long(self) -> int:
@@ -65,14 +66,16 @@ class TasksetPreview:
         return 0 if self.limit is None else sum(length > self.limit[0] for length in self.lengths)
 
     def findings(self) -> list[Finding]:
-        """Return what is unusual: prompts that are there twice."""
+        """Return what a run refuses, and what is unusual."""
         where = f"taskset {self.name!r}"
         found = []
+        if len(self.bad) > self.max_bad:
+            found.append(too_many_bad(self.bad, self.max_bad, key=self.name, where=where))
         if self.num_repeated:
             text = f"{where}: {self.num_repeated} rows repeat the prompt of an earlier row"
             found.append(Finding("W4040", self.name, text))
         for other, number in self.overlaps.items():
-            text = f"{where}: {number} prompts are in the taskset {other!r}, too"
+            text = f"{where}: {number} prompts are in {other!r}, too"
             found.append(Finding("W4040", self.name, text))
         return found
 
@@ -107,85 +110,28 @@ def previewed(config: Config, *, num_shown: int) -> list[TasksetPreview]:
     """
     evaluated = config.buffer.explorer_input.eval_tasksets
     tokenizer = load_tokenizer(config.model)
-    previews, known = list[TasksetPreview](), list[set[bytes]]()
-    ratio = config.buffer.max_bad_row_ratio
-    readers = [TaskReader(taskset, max_bad_row_ratio=ratio) for taskset in training_tasksets(config)]
-    readers += [TaskReader(taskset, is_eval=True, max_bad_row_ratio=ratio) for taskset in evaluated]
+    previews, renderer = list[TasksetPreview](), TaskPrompts(tokenizer, model=config.model)
+    readers = [TaskReader(taskset, max_bad_row_ratio=ANY) for taskset in training_tasksets(config)]
+    readers += [TaskReader(taskset, is_eval=True, max_bad_row_ratio=ANY) for taskset in evaluated]
     for reader in readers:
-        prompts, is_rendered = _prompts(reader.tasks(), tokenizer, config)
-        digests = [prompt.digest() for prompt in prompts]
-        own = set(digests)
-        previews.append(
-            TasksetPreview(
-                reader.config.name,
-                reader.is_eval,
-                len(reader),
-                reader.quarantined,
-                _lengths(prompts, tokenizer),
-                prompt_limit(config),
-                sum(len(prompt.images) for prompt in prompts),
-                len(digests) - len(own),
-                {other.name: len(own & seen) for other, seen in zip(previews, known, strict=True) if own & seen},
-                [prompt.text for prompt in prompts[:num_shown]],
-                is_rendered,
-            )
-        )
-        known.append(own)
+        tasks = reader.tasks()
+        prompts = [renderer.of(task) for task in tasks]
+        num_rows = len(reader) + len(reader.quarantined)
+        preview = TasksetPreview(reader.config.name, reader.is_eval, len(reader), reader.quarantined)
+        preview.max_bad = num_admitted(num_rows, max_bad_row_ratio=config.buffer.max_bad_row_ratio)
+        preview.lengths = _lengths(prompts, tokenizer)
+        preview.limit = taskset_limit(config, reader.config) or prompt_limit(config)
+        preview.num_images = sum(len(prompt.images) for prompt in prompts)
+        preview.counts_images = renderer.counts_images
+        preview.num_repeated = len(prompts) - len({prompt.digest() for prompt in prompts})
+        preview.prompts = [prompt.fault or prompt.text for prompt in prompts[:num_shown]]
+        preview.is_rendered = all(prompt.is_rendered for prompt in prompts)
+        preview.asked = frozenset(task_digest(task, prompt.images) for task, prompt in zip(tasks, prompts, strict=True))
+        previews.append(preview)
+    note_overlaps(previews)
     return previews
 
 
-class _Prompt(NamedTuple):
-    """A prompt as text, with one token for each image.
-
-    Attributes:
-        text: what the chat template writes.
-        images: the encoded images.
-        num_more: tokens of the images beyond one each.
-    """
-
-    text: str
-    images: Sequence[bytes] = ()
-    num_more: int = 0
-
-    def digest(self) -> bytes:
-        """Return a hash of text and images."""
-        hashed = xxhash.xxh3_128(self.text.encode("utf-8", "replace"))
-        for image in self.images:
-            hashed.update(xxhash.xxh3_128_digest(image))
-        return hashed.digest()
-
-
-def _prompts(tasks: Sequence[Task], tokenizer: PreTrainedTokenizerBase, config: Config) -> tuple[list[_Prompt], bool]:
-    """Return the prompts, and whether they are those of the model."""
-    prompts, is_rendered, workflow = list[_Prompt](), True, None
-    sizes = ImageSizes.of_folder(Path(config.model.model_path).expanduser())
-    for task in tasks:
-        if not (isinstance(task.workflow, type) and issubclass(task.workflow, SimpleWorkflow)):
-            prompts.append(_Prompt(str(task.task_desc if task.task_desc is not None else task.raw_task)))
-            is_rendered = False
-            continue
-        try:
-            if type(workflow) is not task.workflow:
-                workflow = task.workflow(task=task, model=cast(Any, None), auxiliary_models=[])
-            else:
-                workflow.reset(task)
-            messages, images = without_images(workflow.format_messages())
-        except (TrinityError, UnreadableImage) as error:
-            prompts.append(_Prompt(f"{type(error).__name__}: {error}"))
-            is_rendered = False
-            continue
-        thinking = read_option(task.format_args, "enable_thinking")
-        options = {
-            "tools": task.tools,
-            "enable_thinking": config.model.enable_thinking if thinking is None else thinking,
-            "chat_template": read_option(task.format_args, "chat_template"),
-        }
-        prefix = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
-        more = 0 if sizes is None else sum(max(0, sizes.num_tokens(image) - 1) for image in images)
-        prompts.append(_Prompt(chat_text(tokenizer, messages, **options) + prefix, images, more))
-    return prompts, is_rendered
-
-
-def _lengths(prompts: Sequence[_Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _lengths(prompts: Sequence[TaskPrompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     lengths = token_counts([prompt.text for prompt in prompts], tokenizer)
     return [length + prompt.num_more for length, prompt in zip(lengths, prompts, strict=True)]

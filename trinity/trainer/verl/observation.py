@@ -14,12 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from trinity.algorithm.policy_loss_fn.clipping import Clipping, noted_clipping
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.verl.loss import LossFn, Metrics
 
-ABOVE, BELOW, DUAL, REJECTED = "above", "below", "dual", "rejected"
-"""Why a token has no gradient: its ratio is above the bounds, or below them, or the dual clip limits its loss, or the
-rollout correction rejected it."""
+ABOVE, BELOW, DUAL, MASKED, REJECTED = "above", "below", "dual", "masked", "rejected"
+"""Why the advantage of a token has no gradient: the ratio of the loss is above the bounds, or below them, or the dual
+clip limits its loss, or the loss leaves it out whatever its ratio is, or the rollout correction rejected it."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,10 @@ class RowContribution:
         counted: whether the loss counts the token.
         logprob: of the policy (nats).
         gradient: derivative of the policy loss with respect to `logprob`.
+        ratio: of the policies, as the loss has it: of each token, or of its response; None for a loss without one.
         columns: what else the loss could read, by name.
-        clip_reasons: `ABOVE`, `BELOW`, `DUAL` or `REJECTED` of a token that was cut off; None of all others.
+        clip_reasons: what the loss says of a token that it cut off: `ABOVE`, `BELOW`, `DUAL`, `MASKED` or `REJECTED`;
+            None of all others.
     """
 
     uid: str
@@ -45,6 +48,7 @@ class RowContribution:
     counted: Tensor
     logprob: Tensor
     gradient: Tensor
+    ratio: Tensor | None
     columns: dict[str, Tensor]
     clip_reasons: list[str | None]
 
@@ -90,11 +94,12 @@ class Observer:
         leaf = logprob[:, : unit.action_mask.shape[1]].clone().requires_grad_()
         tensors = {"action_mask": unit.action_mask} | unit.columns | unit.values
         shares, metrics = self.loss_fn.shares(unit, mini, normalizer=self.normalizer), Metrics()
-        with torch.enable_grad():
+        with torch.enable_grad(), noted_clipping() as notes:
             loss = self.loss_fn.policy_term(leaf, tensors, shares, metrics)
             has_gradient = loss.requires_grad
             (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True) if has_gradient else (None,)
         gradient = torch.zeros_like(leaf) if gradient is None else gradient
+        said = Clipping.together(notes)
         for row in range(len(unit)):
             length = int(unit.lengths[row] - unit.prompt_lengths[row])
             columns = {name: column[row, :length] for name, column in unit.columns.items()}
@@ -109,27 +114,35 @@ class Observer:
                     counted=counted,
                     logprob=parts[0],
                     gradient=parts[1],
+                    ratio=None if said.ratio is None else said.ratio[row, :length],
                     columns=columns,
-                    clip_reasons=_reasons(counted, *parts, columns),
+                    clip_reasons=_reasons(counted, said, row, columns),
                 )
             )
 
 
-def _reasons(counted: Tensor, logprob: Tensor, gradient: Tensor, columns: dict[str, Tensor]) -> list[str | None]:
+def _reasons(counted: Tensor, said: Clipping, row: int, columns: dict[str, Tensor]) -> list[str | None]:
     """Return why counted tokens with an advantage have no gradient."""
-    advantages, old = columns.get("advantages"), columns.get("old_logprob")
+    length, nowhere = len(counted), torch.zeros_like(counted)
+    clipped, dual, masked, rejected = (
+        nowhere if mask is None else mask[row, :length]
+        for mask in (said.clipped, said.dual, said.masked, said.rejected)
+    )
+    advantages = columns.get("advantages")
+    relevant = counted if advantages is None else counted & (advantages != 0)
+    is_up = nowhere if said.ratio is None else said.ratio[row, :length] > 1.0
+    reasons: list[str | None] = [None] * length
+    # A later one takes precedence: what is left out anyway has no ratio to judge it by.
+    for reason, where in (
+        (BELOW, clipped & ~is_up),
+        (ABOVE, clipped & is_up),
+        (DUAL, dual),
+        (MASKED, masked),
+        (REJECTED, rejected),
+    ):
+        for place in (where & relevant).nonzero().flatten().tolist():
+            reasons[place] = reason
     before = columns.get("counted_mask", counted).bool()
-    if advantages is None:
-        return [REJECTED if there and not kept else None for there, kept in zip(before, counted, strict=True)]
-    is_cut = counted & (advantages != 0) & (gradient == 0)
-    moved = torch.zeros_like(logprob) if old is None else logprob - old
-    reasons: list[str | None] = []
-    rows = zip(before.tolist(), counted.tolist(), is_cut.tolist(), advantages.tolist(), moved.tolist(), strict=True)
-    for was_there, is_there, cut, advantage, up in rows:
-        if was_there and not is_there:
-            reasons.append(REJECTED)
-        elif not cut:
-            reasons.append(None)
-        else:
-            reasons.append(BELOW if up < 0 else ABOVE if advantage > 0 else DUAL)
+    for place in (before & ~counted).nonzero().flatten().tolist():
+        reasons[place] = REJECTED
     return reasons
