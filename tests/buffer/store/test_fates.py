@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.buffer.store.oracle import BUFFER, CONSUMER, PRODUCER, RUN, experience, open_store, uids
+from tests.postgresql import shared
+from trinity.buffer.store import ExperienceStore, fates
 from trinity.common.errors import StoreError
 
 
@@ -43,3 +45,34 @@ def test_rollouts_that_do_not_add_up_are_an_error_that_names_the_numbers(tmp_pat
         token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
         with pytest.raises(StoreError, match=r"3 issued = 1 trained \+ 1 waiting, which is 2"):
             store.commit_step(token, 1, uids(store.claim(token, 1)))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_row_lost_of_thousands_that_wait_is_noticed_in_the_next_step(kind: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/experience.db" if kind == "sqlite" else shared().database()
+    with ExperienceStore(url, busy_timeout_s=20.0) as store:
+        rows = [experience(1, 0, run) for run in range(4200)]
+        store.append(BUFFER, rows, run=RUN, producer=PRODUCER, explore_step=1)
+        token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+        with store._database.write() as connection:
+            connection.exec_driver_sql("DELETE FROM experience WHERE run_id = 4000")
+        with pytest.raises(StoreError, match=r"4200 issued = 1 trained \+ 4198 waiting, which is 4199"):
+            store.commit_step(token, 1, uids(store.claim(token, 1)))
+
+
+def test_more_waiting_rollouts_than_are_counted_every_step_are_counted_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fates, "MAX_COUNTED", 2)
+    monkeypatch.setattr(fates, "MAX_TIME_FRAC", 1e-9)  # never again in the time of this test
+    with open_store(tmp_path) as store:
+        store.append(BUFFER, [experience(1, 0, run) for run in range(9)], run=RUN, producer=PRODUCER, explore_step=1)
+        token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+        with store._database.write() as connection:
+            connection.exec_driver_sql("DELETE FROM experience WHERE run_id = 8")
+        assert store.commit_step(token, 1, uids(store.claim(token, 1))).waiting == 8  # what the totals say
+        monkeypatch.setattr(fates, "_NEXT_COUNTS", type(fates._NEXT_COUNTS)())
+        with pytest.raises(StoreError, match=r"9 issued = 2 trained \+ 6 waiting, which is 8"):
+            store.commit_step(token, 2, uids(store.claim(token, 1)))
+        with open_store(tmp_path) as other, pytest.raises(StoreError, match="which is 8"):
+            other.fates(BUFFER, run=RUN)

@@ -69,6 +69,27 @@ def begun(url: str) -> Iterator[tuple[ExperienceStore, ConsumerToken]]:
         yield store, token
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_rollout_is_claimed_whole_or_not_at_all_while_another_holds_one_of_its_rows(
+    postgresql: Server, turn: int
+) -> None:
+    url = postgresql.database()
+    with ExperienceStore(url) as store, ExperienceStore(url) as other:
+        append(store, 1)  # three rollouts of two turns
+        token = store.open_consumer(BUFFER, CONSUMER, run=RUN, cut=0)
+        ((first, second), *_) = [sorted(uids(store.claim(token, 1, whole_rollouts=True)))]
+        store.release(token, [first, second])
+        with other._database._engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
+            held = (first, second)[turn]
+            connection.exec_driver_sql(f"SELECT id FROM experience WHERE uid = '{held}' FOR UPDATE")
+            with ThreadPoolExecutor(1) as pool:  # it waits for nobody: the row is skipped
+                got = pool.submit(lambda: uids(store.claim(token, 3, whole_rollouts=True))).result(timeout=30)
+            assert len(got) == 4 and not {first, second} & set(got)
+            assert store.claim(token, 1, whole_rollouts=True) == []
+        assert sorted(uids(store.claim(token, 1, whole_rollouts=True))) == [first, second]
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_what_others_store_while_rollouts_are_counted_does_not_matter(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -56,9 +56,13 @@ def claim(connection: Connection, token: ConsumerToken, limits: Limits, *, lease
     wanted = claimable(connection, Scope.of(token), consumer=token.consumer, max_version=limits.max_version)
     statement = select(columns.id).order_by(columns.id)
     if limits.whole_rollouts:
-        found, ids = _first_rollouts(connection, wanted, n=limits.n)
-        if ids and has_row_locks(connection):
-            ids = _locked(connection, statement.where(columns.id <= ids[-1]), wanted)
+        rollouts = _first_rollouts(connection, wanted, n=limits.n)
+        if rollouts and has_row_locks(connection):
+            last = max(numbers[-1] for numbers in rollouts)
+            mine = set(_locked(connection, statement.where(columns.id <= last), wanted))
+            # A row that another connection has locked would be left behind by the others of its rollout.
+            rollouts = [numbers for numbers in rollouts if mine.issuperset(numbers)]
+        found, ids = len(rollouts), sorted(itertools.chain.from_iterable(rollouts))
     else:
         ids = _locked(connection, statement.limit(limits.n), wanted)[: limits.n]
         found = len(ids)
@@ -107,7 +111,7 @@ def lost_claims(token: ConsumerToken, what: str, *, number: int, lost: int) -> S
 def num_claimable(connection: Connection, scope: Scope, *, n: int, consumer: str, max_version: int | None) -> int:
     """Return how many rollouts `consumer` could claim now, at most `n`."""
     wanted = claimable(connection, scope, consumer=consumer, max_version=max_version)
-    return _first_rollouts(connection, wanted, n=n)[0]
+    return len(_first_rollouts(connection, wanted, n=n))
 
 
 def claimable(
@@ -151,16 +155,15 @@ def _locked(connection: Connection, statement: Any, wanted: Sequence[Conditions]
     return sorted(number for conditions in wanted for number in connection.scalars(locking.where(*conditions)))
 
 
-def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> tuple[int, list[int]]:
-    """Return the number of the first rollouts, at most `n`, and their row ids.
+def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: int) -> list[list[int]]:
+    """Return the row ids of each of the first rollouts, at most `n`.
 
     The rows of a rollout follow each other in the log: an explore step is appended sorted by id.
     """
     columns = EXPERIENCE.c
     statement = select(columns.id, columns.task_id, columns.run_id).order_by(columns.id)
     statement = statement.execution_options(yield_per=CHUNK)
-    seen: set[tuple[Any, Any]] = set()
-    ids: list[int] = []
+    found: dict[tuple[Any, Any], list[int]] = {}
     with ExitStack() as stack:
         streams = [stack.enter_context(connection.execute(statement.where(*conditions))) for conditions in wanted]
         # Tuples are merged by their first item, the id, which no two rows share. Rows are unpacked as tuples, since
@@ -168,8 +171,7 @@ def _first_rollouts(connection: Connection, wanted: Sequence[Conditions], *, n: 
         rows = (itertools.chain.from_iterable(stream.partitions()) for stream in streams)
         for number, task, run in heapq.merge(*(map(tuple, each) for each in rows)):
             key = rollout_key(number, task, run)
-            if key not in seen and len(seen) == n:
+            if key not in found and len(found) == n:
                 break
-            seen.add(key)
-            ids.append(number)
-    return len(seen), ids
+            found.setdefault(key, []).append(number)
+    return list(found.values())

@@ -15,12 +15,14 @@ row of each rollout, which has `is_first` set, is counted for it.
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, literal, select, union_all
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, insert, literal, select, union_all
 
 from trinity.buffer.store.scope import Scope, among, chunks
 from trinity.buffer.store.tables import CONSUMER, EXPERIENCE, FATE, PRODUCER
@@ -29,8 +31,12 @@ from trinity.common.errors import StoreError
 from trinity.common.schema.sql_schema import CLAIMED, DROPPED, READY, TRAINED
 
 ISSUED, ENDED_TRAINED, STALE = "issued", "trained", "stale"
-MAX_COUNTED = 4096
-"""Most waiting rollouts that are counted in the rows after each step; with more, the equation is not checked."""
+MAX_COUNTED = 16384
+"""Most waiting rollouts that are counted in the rows after each step, which takes up to 15 ms.
+
+More are counted when counting has taken at most `MAX_TIME_FRAC` of the time since the last count.
+"""
+MAX_TIME_FRAC = 0.01
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Owner:
 
 
 STORE = Owner("store")
+_NEXT_COUNTS: WeakKeyDictionary[Engine, dict[Scope, float]] = WeakKeyDictionary()
+"""When many rollouts are counted again, in seconds of the monotonic clock."""
 _NEWEST = FATE.alias()  # one alias for all statements: `Scope.where` caches its condition for each table
 
 
@@ -111,11 +119,12 @@ def of_buffer(connection: Connection, scope: Scope, *, own: Mapping[str, int] | 
         totals[fate] += number
     issued = totals.pop(ISSUED, 0)
     ended = {ENDED_TRAINED: 0} | {fate: number for fate, number in sorted(totals.items()) if number}
+    expected = issued - sum(ended.values())
+    if expected > MAX_COUNTED and time.monotonic() < _next_counts(connection).get(scope, 0.0):
+        return Fates(issued, ended, expected, own or {})
     waiting = _num_waiting(connection, scope)
-    if waiting > MAX_COUNTED:
-        return Fates(issued, ended, issued - sum(ended.values()), own or {})
     found = Fates(issued, ended, waiting, own or {})
-    if issued != sum(ended.values()) + waiting:
+    if waiting != expected:
         raise StoreError(
             f"the rollouts of buffer {scope.buffer!r} of run {scope.run!r} do not add up: {found}, which is "
             f"{sum(ended.values()) + waiting}; rows were changed by something else than this program, or this is a bug "
@@ -167,8 +176,16 @@ def _count(connection: Connection, *where: ColumnElement[bool]) -> int:
 
 
 def _num_waiting(connection: Connection, scope: Scope) -> int:
-    """Return the waiting rollouts, `MAX_COUNTED` + 1 at most."""
-    return connection.scalar(_waiting(scope)) or 0
+    """Return the waiting rollouts, and say when many are counted again."""
+    started = time.monotonic()
+    found = connection.scalar(_waiting(scope)) or 0
+    ended = time.monotonic()
+    _next_counts(connection)[scope] = ended + (ended - started) / MAX_TIME_FRAC
+    return found
+
+
+def _next_counts(connection: Connection) -> dict[Scope, float]:
+    return _NEXT_COUNTS.setdefault(connection.engine, {})
 
 
 # The same statements are executed at every step, and building one takes as long as executing it.
@@ -177,8 +194,7 @@ def _waiting(scope: Scope) -> Any:
     """Return the statement for the number of waiting rollouts."""
     columns = EXPERIENCE.c
     waits = (columns.state.in_((READY, CLAIMED)), columns.use_count == 0, columns.is_first == 1)
-    some = select(literal(1)).select_from(EXPERIENCE).where(scope.where(EXPERIENCE), *waits).limit(MAX_COUNTED + 1)
-    return select(func.count()).select_from(some.subquery())
+    return select(func.count()).select_from(EXPERIENCE).where(scope.where(EXPERIENCE), *waits)
 
 
 def _newest(connection: Connection, scope: Scope, owner: Owner, *, up_to: int) -> tuple[int | None, Counter[str]]:
