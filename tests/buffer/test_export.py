@@ -37,6 +37,11 @@ IMAGES = {
 }
 
 
+def truth_of(number: int) -> Any:
+    """Return a truth of one of the types that rows have, or none."""
+    return ["42", 7, None, {"answer": "圆"}][number % 4]
+
+
 def made(number: int) -> Experience:
     length = 1 + number % 3
     return Experience(
@@ -48,7 +53,8 @@ def made(number: int) -> Experience:
         action_mask=[True] * (length - 1) + [number % 2 == 0],
         reward=number / 4,
         metrics={"accuracy": float(number % 2)},
-        info={"model_version": number % 5, "note": 'a "quoted", 变量\n'},
+        info={"model_version": number % 5, "note": 'a "quoted", 变量\n', "truth": truth_of(number)}
+        | ({"model_versions": [*range(number % 5, number % 5 + length)]} if number % 7 == 6 else {}),
         prompt_text=f"p{number}\x00 \ud800",
         response_text=f"答{number}",
         truncate_status="response_truncated" if number == 3 else None,
@@ -105,9 +111,16 @@ def test_another_program_reads_every_column(database: str, tmp_path: Path, form:
             assert row[name] == getattr(each, name).tolist(), name
         assert each.logprobs is not None and len(row["logprobs"]) == each.response_length
         assert (row["prompt_length"], row["truncate_status"]) == (2, each.truncate_status)
-        info = row["info"] if isinstance(row["info"], dict) else json.loads(row["info"])
+        info = plain[row["uid"]]["info"] if plain else json.loads(row["info"])
         assert info == each.info
+        version = each.info["model_version"]
+        assert row["token_versions"] == each.info.get("model_versions", [version] * each.response_length)
         nested = plain.get(row["uid"], row)  # DuckDB guesses a type for what is nested in JSON lines
+        truth = each.info["truth"]
+        text = truth if truth is None or isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+        assert plain.get(row["uid"], row)["truth"] == text
+        metrics = row["metrics"] if isinstance(row["metrics"], dict) else json.loads(row["metrics"])
+        assert metrics == each.metrics, "the parts of the reward"
         for name in ("messages", "tools"):
             value = json.loads(nested[name]) if isinstance(nested[name], str) else nested[name]
             assert value == getattr(each, name), name
@@ -115,6 +128,16 @@ def test_another_program_reads_every_column(database: str, tmp_path: Path, form:
         f"select trained_step, avg(reward) from {reader}('{file}') where trained_step is not null group by 1 order by 1"
     )
     assert mean.fetchall() == [(1, 0.375), (2, 1.375)]
+
+
+def test_tokens_of_a_version_are_found_where_an_update_came_during_a_response(database: str, tmp_path: Path) -> None:
+    for form, reader in (("parquet", "read_parquet"), ("jsonl", "read_json")):
+        file = tmp_path / f"all.{form}"
+        written(database, file, form)  # type: ignore[arg-type]
+        query = f"""select count(*) from (select unnest(token_versions) as version from {reader}('{file}')
+            where token_versions is not null) where version = 5"""
+        expected = sum(made(n).info.get("model_versions", []).count(5) for n in range(4, NUMBER))
+        assert duckdb.sql(query).fetchall() == [(expected,)] and expected > 3
 
 
 def test_large_payloads_are_read_a_few_at_a_time(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

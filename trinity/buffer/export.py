@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from trinity.buffer.records import Records
 from trinity.buffer.wanted import Wanted
 from trinity.common.errors import DataError
+from trinity.common.experience import Experience
 from trinity.common.images.picture import encoded_images
 from trinity.common.images.reading import data_uri
 from trinity.common.schema.sql_schema import ExperienceModel
@@ -34,21 +35,25 @@ SCHEMA = pa.schema(
         ("prompt_length", pa.int64()),
         ("tokens", pa.list_(pa.int64())),
         ("action_mask", pa.list_(pa.bool_())),
+        ("token_versions", pa.list_(pa.int64())),
         *((name, pa.list_(pa.float32())) for name in ("logprobs", "token_level_reward", "advantages", "returns")),
         ("truncate_status", pa.string()),
         ("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))),
-        *((name, pa.string()) for name in ("metrics", "info", "messages", "tools")),
+        *((name, pa.string()) for name in ("truth", "metrics", "info", "messages", "tools")),
     ]
 )
-"""The last four columns are JSON texts. Images have the form of `datasets`; in JSON lines they are data: URIs.
+"""The last four columns are JSON texts; `metrics` has the parts of the reward. `truth` is that of the taskset: a text
+is as it was, anything else is JSON. `token_versions` are the versions of the weights that sampled the tokens of the
+response. Images have the form of `datasets`; in JSON lines they are data: URIs.
 
 Columns that come from the payload are null where it was pruned or cannot be read.
 """
 _OF_ROW = [name for name in SCHEMA.names if name in ExperienceModel.__table__.columns]
 _OF_PAYLOAD = [name for name in SCHEMA.names if name not in _OF_ROW]
 _JSON = ("metrics", "info", "messages", "tools")
-_IMAGES = "images"
-_LISTS = [field.name for field in SCHEMA if pa.types.is_list(field.type) and field.name != _IMAGES]
+_IMAGES, _VERSIONS, _TRUTH = "images", "token_versions", "truth"
+_DERIVED = (_IMAGES, _VERSIONS, _TRUTH)
+_LISTS = [field.name for field in SCHEMA if pa.types.is_list(field.type) and field.name not in _DERIVED]
 
 
 def export_experiences(records: Records, wanted: Wanted, output: Path, *, form: Form) -> tuple[int, int]:
@@ -100,12 +105,21 @@ def _payload(row: ExperienceModel) -> dict[str, Any]:
         experience = row.to_experience()
     except DataError:
         return dict.fromkeys(_OF_PAYLOAD)
-    values = {name: getattr(experience, name) for name in _OF_PAYLOAD if name != _IMAGES}
+    values = {name: getattr(experience, name) for name in _OF_PAYLOAD if name not in _DERIVED}
+    truth = experience.info.get("truth")
+    values[_TRUTH] = truth if truth is None or isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+    values[_VERSIONS] = token_versions(experience)
     images = encoded_images(experience.multi_modal_inputs or {})
     values[_IMAGES] = [{"bytes": image, "path": None} for image in images] or None
     lists = {name: None if values[name] is None else values[name].tolist() for name in _LISTS}
     texts = {name: None if values[name] is None else json.dumps(values[name], ensure_ascii=False) for name in _JSON}
     return values | lists | texts
+
+
+def token_versions(experience: Experience) -> list[int | None]:
+    """Return the version of the weights that sampled each response token."""
+    info, length = experience.info, experience.response_length
+    return list(info.get("model_versions") or [info.get("model_version")] * length)
 
 
 Write = Callable[[list[dict[str, Any]]], None]

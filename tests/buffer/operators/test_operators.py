@@ -13,6 +13,7 @@ import pytest
 from trinity.buffer.operators import EXPERIENCE_OPERATORS, OPERATOR_CONTENTS
 from trinity.common.errors import ConfigError
 from trinity.common.experience import EID, Experience
+from trinity.common.rewards.dapo_reward import MathDAPORewardFn
 
 
 def group(task: int, rewards: list[Any], **fields: Any) -> list[Experience]:
@@ -126,3 +127,27 @@ def test_every_operator_takes_an_empty_step(name: str) -> None:
 def test_the_table_of_contents_imports_no_torch() -> None:
     program = "import sys, trinity.buffer.operators, trinity.buffer.pipelines; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 9, 10, 14])
+def test_the_penalty_of_long_responses_is_that_of_the_reward(length: int) -> None:
+    exp = Experience(EID(1, 0, 0), list(range(2 + length)), prompt_length=2, reward=1.0)
+    missing = Experience(EID(1, 0, 1), list(range(12)), prompt_length=2)
+    args = {"max_response_length": 10, "cache_length": 4, "penalty_factor": 0.5}
+    _, metrics = run("overlong_penalty_mapper", [exp, missing], **args)
+    # 0 up to 6 tokens, then 1/8 a token, 0.5 from 10 tokens on.
+    expected = -0.125 * min(max(length - 6, 0), 4)
+    assert exp.reward == 1.0 + expected and exp.metrics["overlong_penalty"] == expected and missing.reward is None
+    assert metrics == {"overlong_penalty/mean": expected}
+    reward = MathDAPORewardFn(enable_overlong_penalty=True, **args)  # type: ignore[arg-type]
+    assert reward(r"\boxed{2}", response_token=exp.tokens[2:], truth="2")["format_score"] == expected
+
+
+@pytest.mark.parametrize(
+    "args", [{"cache_length": 10}, {"cache_length": 0}, {"cache_length": 4, "penalty_factor": -1.0}, {}]
+)
+def test_a_penalty_that_cannot_grow_is_refused(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cache_length"):
+        EXPERIENCE_OPERATORS.build(
+            "overlong_penalty_mapper", {"max_response_length": 10} | args, key="operators[0].args"
+        )

@@ -12,6 +12,7 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.buffer.operators.registry import EXPERIENCE_OPERATORS
 from trinity.common.config.reward_shaping import RewardShaping
 from trinity.common.experience import Experience
+from trinity.common.rewards.dapo_reward import MathDAPORewardFn
 
 Result = tuple[list[Experience], dict[str, Any]]
 
@@ -31,6 +32,50 @@ class MaskResponseTruncated(ExperienceOperatorV1):
         for experience in truncated:
             experience.action_mask = torch.zeros(experience.response_length, dtype=torch.bool)
         return exps, {"masked_count": len(truncated)}
+
+
+@EXPERIENCE_OPERATORS.register_module("overlong_penalty_mapper")
+class OverlongPenaltyMapper(ExperienceOperatorV1):
+    """Lowers the rewards of long responses (arXiv:2503.14476, eq. 13).
+
+    The penalty is 0 up to `max_response_length - cache_length` tokens and falls linearly to -`penalty_factor` at
+    `max_response_length`. It is that of `math_dapo_reward`: use one of the two. The defaults
+    are DAPO's. Missing rewards stay missing.
+
+    Args:
+        max_response_length: tokens from which the whole penalty applies.
+        cache_length: tokens over which it grows.
+        penalty_factor: the whole penalty.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    changes_rewards = True
+    is_pure = True
+    ranges = {"max_response_length": "[2, inf]", "cache_length": "[1, inf]", "penalty_factor": "[0, inf]"}
+
+    def __init__(self, max_response_length: int = 20480, cache_length: int = 4096, penalty_factor: float = 1.0) -> None:
+        if not 0 < cache_length < max_response_length or penalty_factor < 0:
+            raise ValueError(
+                "needs 0 < cache_length < max_response_length and penalty_factor >= 0, got "
+                f"{cache_length}, {max_response_length} and {penalty_factor}"
+            )
+        self.reward = MathDAPORewardFn(True, penalty_factor, max_response_length, cache_length)
+
+    async def process(self, exps: list[Experience]) -> Result:
+        """Return all experiences with lowered rewards.
+
+        The metric of each experience and of the step is `overlong_penalty`.
+        """
+        lowered = [experience for experience in exps if experience.reward is not None]
+        total = 0.0
+        for experience in lowered:
+            penalty = self.reward.compute_overlong_penalty(range(experience.response_length))
+            experience.reward = float(experience.reward or 0.0) + penalty
+            experience.metrics = {**experience.metrics, "overlong_penalty": penalty}
+            total += penalty
+        return exps, {"overlong_penalty/mean": total / max(len(lowered), 1)}
 
 
 @EXPERIENCE_OPERATORS.register_module("reward_shaping_mapper")

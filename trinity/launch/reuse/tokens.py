@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trinity.buffer.export import token_versions
 from trinity.common.experience import Experience, rows_of
 from trinity.launch.reuse.replay import Computed, Replayed
 from trinity.trainer.verl.observation import RowContribution
@@ -61,8 +62,7 @@ def _rows(found: Replayed, name: str, computed: Computed | None) -> Iterator[lis
 
 
 def _tokens(row: RowContribution, experience: Experience, tags: dict[str, Any]) -> list[dict[str, Any]]:
-    version = experience.info.get("model_version")
-    versions = experience.info.get("model_versions") or [version] * experience.response_length
+    versions = token_versions(experience)
     columns = {name: row.columns[name].tolist() for name in ("rollout_logprob", "old_logprob", "ref_logprob")
                if name in row.columns}  # fmt: skip
     advantages = row.columns["advantages"].tolist() if "advantages" in row.columns else None

@@ -66,8 +66,9 @@ def row_digests(reader: DatasetReader, row: Mapping[str, Any]) -> Iterator[bytes
         yield _digest(row.get(fmt.prompt_key), images)
         return
     for key in (fmt.messages_key, fmt.chosen_key):
-        messages = row.get(key)
-        for place, message in enumerate(messages if isinstance(messages, list) else ()):
+        given = row.get(key)
+        messages = given if isinstance(given, list) else []
+        for place, message in enumerate(messages):
             if isinstance(message, Mapping) and message.get("role") == "assistant" and place:
                 yield _digest(messages[:place], images)
     if reader.schema == "dpo" and isinstance(row.get(fmt.messages_key), list):
