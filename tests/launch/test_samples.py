@@ -25,6 +25,6 @@ def test_a_damaged_payload_is_said_and_hides_no_other_rollout(tmp_path: Path) ->
             connection.exec_driver_sql("UPDATE experience_blob SET experience_bytes = X'00' WHERE id = 2")
     result = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert "3 samples" in result.output and "unreadable: cannot read the experience payload" in result.output
+    assert "3 samples" in result.output and "cannot read the experience payload: it is truncated" in result.output
     assert [f"the truth of {number}" in result.output for number in range(3)] == [True, False, True]
     assert len(latest_rollouts(url, "p/n")) == 3

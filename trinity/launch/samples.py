@@ -257,7 +257,7 @@ def _of_payload(row: ExperienceModel) -> dict[str, Any]:
     try:
         experience = row.to_experience()
     except DataError as error:
-        return {"payload": f"unreadable: {error.args[0]}"}
+        return {"unreadable": error.args[0]}
     found: dict[str, Any] = {}
     if experience.advantages is not None and experience.advantages.numel():
         found["advantage"] = round(float(experience.advantages.mean()), 6)
