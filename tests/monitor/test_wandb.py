@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 import sys
 import time
@@ -114,8 +116,11 @@ def test_explorer_and_trainer_apart_have_one_run_which_a_resume_continues(tmp_pa
         steps = [(row["global_step"], row[f"{actor}/x"]) for row in run.history if f"{actor}/x" in row]
         assert steps == [(step, step) for step in expected]
         assert column(run, f"{actor}/time/sync_weight") == expected
-    assert [table["nrows"] for table in column(run, "explorer_examples")] == [1]
-    assert [table["nrows"] for table in column(run, "trainer_examples")] == [1, 1]
+    tables = column(run, "explorer_examples"), column(run, "trainer_examples")
+    assert [len(each) for each in tables] == [1, 2]
+    for table in itertools.chain(*tables):
+        sent = json.loads(next(body for path, body in server.files.items() if path.endswith(table["path"])))
+        assert (sent["columns"], sent["data"]) == (["prompt", "response"], [["1+1=", "2"]])
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 

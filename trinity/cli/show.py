@@ -65,7 +65,7 @@ def _print(samples: list[dict[str, Any]]) -> None:
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for sample in samples:
-        texts = {name: sample.pop(name, None) for name in ("prompt", "response", "truth")}
+        texts = {name: sample.pop(name, None) for name in ("prompt", "response", "truth", "unreadable")}
         console.rule(", ".join(f"{name} {value}" for name, value in sample.items()), style="bold")
         for name, text in texts.items():
             if text is not None:

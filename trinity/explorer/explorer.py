@@ -139,9 +139,9 @@ class Explorer:
         changed = [name for name, mark in now.items() if before.get(name, mark) != mark]
         if changed:
             logger.warning(
-                "[W4042] the rows of the evaluation tasksets %s changed since explore step %d: do not compare their "
+                "[%s] the rows of the evaluation tasksets %s changed since explore step %d: do not compare their "
                 "metrics with those of earlier steps; restore the rows, or give them another name",
-                ", ".join(changed), self.state.explore_step,
+                "W4042", ", ".join(changed), self.state.explore_step,
             )  # fmt: skip
         self.state.eval_rows = before | now
 

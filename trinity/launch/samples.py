@@ -107,7 +107,6 @@ def latest_rollouts(place: str, run: str) -> list[LatestRollout]:
 
     Raises:
         EnvironmentProblem: the database cannot be read (E3435).
-        DataError: a payload cannot be read (E5101).
     """
     from trinity.buffer.records import Records
     from trinity.buffer.wanted import Wanted
@@ -245,18 +244,25 @@ def _experiences(url: str, run: str, asked: Asked) -> list[dict[str, Any]]:
 def _sample(row: ExperienceModel) -> dict[str, Any]:
     sample: dict[str, Any] = {"task": row.task_id, "run": row.run_id, "turn": row.msg_id}
     sample |= {"weights": row.model_version, "reward": row.reward}
-    if row.experience_bytes is not None:
-        experience = row.to_experience()
-        if experience.advantages is not None and experience.advantages.numel():
-            sample["advantage"] = round(float(experience.advantages.mean()), 6)
-        sample |= {name: experience.info.get(name) for name in LINK} | experience.metrics
-        sample["truncated"] = experience.truncate_status
-    else:
-        sample["payload"] = "none any more (buffer.keep_payloads)"
+    sample |= _of_payload(row)
     state = row.state if not row.drop_reason else f"{row.state} ({row.drop_reason})"
     sample["state"] = state if row.trained_step is None else f"{state} in step {row.trained_step}"
     known = {name: value for name, value in sample.items() if value is not None}
     return known | {"prompt": row.prompt_text, "response": row.response_text}
+
+
+def _of_payload(row: ExperienceModel) -> dict[str, Any]:
+    if row.experience_bytes is None:
+        return {"payload": "none any more (buffer.keep_payloads)"}
+    try:
+        experience = row.to_experience()
+    except DataError as error:
+        return {"unreadable": error.args[0]}
+    found: dict[str, Any] = {}
+    if experience.advantages is not None and experience.advantages.numel():
+        found["advantage"] = round(float(experience.advantages.mean()), 6)
+    found |= {name: experience.info.get(name) for name in (*LINK, "truth")}
+    return found | experience.metrics | {"truncated": experience.truncate_status}
 
 
 def answers_of(job: Path, asked: Asked) -> list[dict[str, Any]]:
