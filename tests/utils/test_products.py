@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trinity.utils.products import BLOCK_ROWS, ROUNDED_ROWS, Weight, in_blocks, linear, matmul, weight_gradient
+from trinity.utils.products import Weight, linear, matmul, weight_gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,37 +94,3 @@ def test_a_weight_whose_layout_may_change_bits_is_multiplied_and_written_all_the
         for _ in range(2):
             assert torch.allclose(kept.product(x, bias), linear(x, weight, bias), rtol=1e-5, atol=1e-5)
     assert torch.equal(kept.plain(), second)
-
-
-ROWS = (1, 15, 16, 17, 31, 255, 256, 257, 300, 511, 512, 530, 1000)
-
-
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_products_in_bfloat16_are_right_for_any_number_of_rows(num_rows: int) -> None:
-    generator = torch.Generator().manual_seed(6)
-    x, grad, weight, bias = (
-        torch.randn(size, generator=generator).bfloat16() for size in ((num_rows, 64), (num_rows, 96), (96, 64), (96,))
-    )
-    exact = x.double() @ weight.double().t()
-    packed = Weight(weight.clone())
-    for found in (linear(x, weight), matmul(x, weight.t()), packed.product(x), linear(x[None], weight)[0]):
-        assert torch.allclose(found.double(), exact, rtol=2.0**-7, atol=2.0**-7)
-    for found in (linear(x, weight, bias), packed.product(x, bias)):
-        assert torch.allclose(found.double(), exact + bias.double(), rtol=2.0**-7, atol=2.0**-5)
-    for a, b in ((grad, x), (x, grad)):
-        wanted = a.double().t() @ b.double()
-        assert torch.allclose(weight_gradient(a, b).double(), wanted, rtol=2.0**-7, atol=2.0**-7 * num_rows**0.5)
-
-
-def test_sizes_of_blocks_recur() -> None:
-    """A library that compiles for each size has few to compile, however many numbers of rows there are."""
-    sizes, weight = set(), torch.eye(8).bfloat16()
-
-    def write(x: torch.Tensor, out: torch.Tensor) -> None:
-        sizes.add(len(x))
-        torch.mm(x, weight, out=out)
-
-    for num_rows in (number for number in range(1, 1024) if number % BLOCK_ROWS):
-        x = torch.arange(8 * num_rows).view(num_rows, 8).remainder(251).bfloat16()
-        assert torch.equal(in_blocks(x, 8, write), x)
-    assert sizes == {*range(ROUNDED_ROWS, BLOCK_ROWS, ROUNDED_ROWS), *range(BLOCK_ROWS, 1024, BLOCK_ROWS)}

@@ -3,17 +3,11 @@
 PyTorch takes MKL for float32, which uses half the vector width on processors that are not Intel's; there oneDNN takes
 less than half the time with AVX-512. Which one is used depends on the processor alone, so that two runs on one machine
 compute bitwise identical results. All else (bfloat16, CUDA) is PyTorch's own choice.
-
-oneDNN compiles a kernel for every new size, which takes longer than many a product: 3 to 7 ms. The number of tokens is
-new in almost every batch, so products in bfloat16 are divided into blocks of rows whose sizes recur.
-
-Dimension key: N = rows, I = inputs, O = outputs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -23,8 +17,6 @@ _PROBE = (896, 320)
 _PROBED_ROWS = (1, 2, 7, 33, 64)
 # From so many rows on the rounding of a row stays the same: measured for 16 to 1536 inputs, 17 to 1536 outputs.
 LEAST_ROWS_ONEDNN, LEAST_ROWS_MKL = 2, 16
-BLOCK_ROWS, ROUNDED_ROWS = 256, 16
-"""Rows of a block, and what the rows of the last block are rounded up to; with fewer there are few sizes."""
 
 
 @functools.cache
@@ -47,91 +39,19 @@ def prefers_onednn() -> bool:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a [N, I] times b [I, O]; for code that computes its own gradient."""
-    if _is_ours(a):
-        return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
-    return in_blocks(a, b.shape[1], functools.partial(_write_product, b, None)) if _is_divided(a) else torch.mm(a, b)
+    return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "") if _is_ours(a) else torch.mm(a, b)
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Return grad^T x [O, I], of `grad` [N, O] and `x` [N, I].
-
-    It has their data type, or float32 where it is the sum of two blocks.
 
     In bfloat16 oneDNN copies the transposed factor before it multiplies. Where it multiplies in tiles (AMX), that takes
     longer than to transpose the result, so the smaller factor is copied.
     """
     is_copied = grad.dtype == torch.bfloat16 and grad.device.type == "cpu" and torch.cpu._is_amx_tile_supported()
     if is_copied and grad.shape[1] > x.shape[1]:
-        return _outer(x, grad).t()
-    return _outer(grad, x)
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """Return a^T b, of `a` [N, O] and `b` [N, I]."""
-    if not _is_divided(a):
-        return matmul(a.t(), b)
-    whole = len(a) - len(a) % BLOCK_ROWS
-    rest = _rounded(len(a) - whole)
-    last = torch.mm(_filled(a[whole:], rest).t(), _filled(b[whole:], rest))
-    return torch.mm(a[:whole].t(), b[:whole]).float().add_(last) if whole else last
-
-
-def in_blocks(x: Tensor, num_outputs: int, write: Callable[[Tensor, Tensor], object]) -> Tensor:
-    """Return a product [N, O] of `x` [N, I], in blocks whose sizes recur.
-
-    N is no multiple of `BLOCK_ROWS`. `write` computes a block: it takes rows of `x` and where to write to.
-    """
-    num_rows = len(x)
-    whole = num_rows - num_rows % BLOCK_ROWS
-    size = _rounded(num_rows - whole)
-    last = x.new_empty(size, num_outputs)
-    write(_filled(x[whole:], size), last)
-    if not whole:
-        return last[:num_rows]
-    out = x.new_empty(num_rows, num_outputs)
-    write(x[:whole], out[:whole])
-    out[whole:] = last[: num_rows - whole]
-    return out
-
-
-def _write_product(b: Tensor, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
-    if bias is None:
-        torch.mm(x, b, out=out)
-    else:
-        torch.addmm(bias, x, b, out=out)
-
-
-def _write_linear(weight: Tensor, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
-    if weight.is_mkldnn:
-        out.copy_(_library_linear(x, weight, bias))
-    else:
-        _write_product(weight.t(), bias, x, out)
-
-
-def _is_divided(x: Tensor) -> bool:
-    """Return whether products of `x` [N, I] are computed in blocks of rows."""
-    if x.dtype != torch.bfloat16 or x.shape[0] % BLOCK_ROWS == 0 or x.shape[0] <= ROUNDED_ROWS:
-        return False
-    return x.device.type == "cpu" and x.shape[1] > 0 and _has_bfloat16()
-
-
-@functools.cache
-def _has_bfloat16() -> bool:
-    """Return whether oneDNN multiplies bfloat16 on this machine's CPU."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _rounded(num_rows: int) -> int:
-    return -(-num_rows // ROUNDED_ROWS) * ROUNDED_ROWS
-
-
-def _filled(x: Tensor, num_rows: int) -> Tensor:
-    """Return `x` [N, I] with zeros behind it, `num_rows` in all."""
-    if len(x) == num_rows:
-        return x
-    filled = x.new_zeros(num_rows, x.shape[1])
-    filled[: len(x)] = x
-    return filled
+        return torch.mm(x.t(), grad).t()
+    return matmul(grad.t(), x)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -152,19 +72,12 @@ def _with_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, least: int) ->
     num_rows = x.shape[:-1].numel()
     if not 0 < num_rows < least:
         return _linear(x, weight, bias)
-    filled = _filled(x.reshape(num_rows, -1), least)
+    filled = x.new_zeros(least, x.shape[-1])
+    filled[:num_rows] = x.reshape(num_rows, -1)
     return _linear(filled, weight, bias)[:num_rows].view(*x.shape[:-1], -1)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    if not _is_divided(rows):
-        return _library_linear(x, weight, bias)
-    write = functools.partial(_write_linear, weight, bias)
-    return in_blocks(rows, weight.shape[0], write).view(*x.shape[:-1], -1)
-
-
-def _library_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.is_mkldnn or _is_ours(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch.nn.functional.linear(x, weight, bias)
