@@ -221,10 +221,17 @@ def reinforcement(folder: Path, name: str, way: str, *, start: Path, seed: int, 
     tasks = {"name": name, "path": str(folder / f"{name}_train.jsonl")}
     held_out = {"name": "held_out", "path": str(folder / f"{name}_test.jsonl")}
     parsing = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"} if name == "calculator" else {}
+    # The limits of `model` hold for one of the ways only, the client's calls have `max_model_len` alone.
+    limits = {"max_response_tokens": game.max_tokens, "min_response_tokens": 0}
     return _common(folder, f"{name}_{way}", seed=seed) | {
         "mode": "both",
         "plugin_dirs": [str(Path(__file__).with_name("agent_plugin"))],
-        "model": {"model_path": str(start), "max_model_len": MAX_TOKENS, "max_response_tokens": game.max_tokens},
+        "model": {
+            "model_path": str(start),
+            "max_model_len": MAX_TOKENS,
+            "max_prompt_tokens": MAX_TOKENS - game.max_tokens,
+            **limits,
+        },
         "algorithm": {
             "algorithm_type": "grpo",
             "repeat_times": repeats,
