@@ -7,8 +7,9 @@ checked and compared; the tokens of many, evenly spaced, are counted.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
@@ -68,7 +69,7 @@ class DatasetPreview:
         num_images: of the rows that are measured, those with images.
         num_repeated: usable rows that an earlier row equals in all columns that are read.
         rows: the first ones that are trained on, in parts.
-        asked: hashes of what the usable rows answer.
+        ask: returns hashes of what the usable rows answer, which takes a while.
     """
 
     name: str
@@ -86,7 +87,12 @@ class DatasetPreview:
     num_images: int = 0
     num_repeated: int = 0
     rows: list[list[RowPart]] = field(default_factory=list)
-    asked: frozenset[bytes] = frozenset()
+    ask: Callable[[], frozenset[bytes]] = frozenset
+
+    @cached_property
+    def asked(self) -> frozenset[bytes]:
+        """Hashes of what the usable rows answer, found when they are compared."""
+        return self.ask()
 
     def findings(self) -> list[Finding]:
         """Return what a run refuses, and what is unusual."""
@@ -153,13 +159,17 @@ def datasets_previewed(
         preview.num_repeated, num_chars = _compared(reader)
         stride = max(1, -(-len(reader) // (num_measured or _num_measured(len(reader), num_chars))))
         _measure(preview, reader.rows_at(range(0, len(reader), stride)), reader, (num_shown, num_places))
-        preview.asked = frozenset(digest for row in reader.dataset for digest in row_digests(reader, row))
+        preview.ask = partial(_asked, reader)
         preview.bad = reader.quarantined
         num_rows = len(reader.table) + len(reader.table.bad)
         preview.num_rows = num_rows - len(preview.bad)
         preview.max_bad = num_admitted(num_rows, max_bad_row_ratio=config.buffer.max_bad_row_ratio)
         found.append(preview)
     return found
+
+
+def _asked(reader: DatasetReader) -> frozenset[bytes]:
+    return frozenset(digest for row in reader.dataset for digest in row_digests(reader, row))
 
 
 def _measure(

@@ -22,7 +22,11 @@ class Asking(Protocol):
     """Data that asks something."""
 
     name: str
-    asked: frozenset[bytes]
+
+    @property
+    def asked(self) -> frozenset[bytes]:
+        """Hashes of its questions."""
+        ...
 
 
 class Compared(Asking, Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from trinity.buffer.quarantine import num_admitted
@@ -14,6 +15,7 @@ from trinity.common.config import Config
 from trinity.common.config.problems import Finding
 from trinity.common.config.resolved import training_tasksets
 from trinity.common.models.chat_template import load_tokenizer
+from trinity.common.workflows.task import Task
 from trinity.launch.trial.bad_rows import ANY, too_many_bad
 from trinity.launch.trial.overlaps import note_overlaps, task_digest
 from trinity.launch.trial.token_counts import length_ranges, token_counts
@@ -42,7 +44,7 @@ class TasksetPreview:
         is_rendered: texts and lengths are those of what the model is sent first; else of the prompt column, of which
             the workflow makes its own prompts.
         max_bad: rows that a run leaves out at most.
-        asked: a hash of what each row asks.
+        ask: returns a hash of what each row asks.
     """
 
     name: str
@@ -58,7 +60,12 @@ class TasksetPreview:
     is_rendered: bool = True
     counts_images: bool = True
     max_bad: int = 0
-    asked: frozenset[bytes] = frozenset()
+    ask: Callable[[], frozenset[bytes]] = frozenset
+
+    @cached_property
+    def asked(self) -> frozenset[bytes]:
+        """Hashes of what its rows ask, found when they are compared."""
+        return self.ask()
 
     @property
     def num_long(self) -> int:
@@ -126,10 +133,14 @@ def previewed(config: Config, *, num_shown: int) -> list[TasksetPreview]:
         preview.num_repeated = len(prompts) - len({prompt.digest() for prompt in prompts})
         preview.prompts = [prompt.fault or prompt.text for prompt in prompts[:num_shown]]
         preview.is_rendered = all(prompt.is_rendered for prompt in prompts)
-        preview.asked = frozenset(task_digest(task, prompt.images) for task, prompt in zip(tasks, prompts, strict=True))
+        preview.ask = partial(_asked, tasks, prompts)
         previews.append(preview)
     note_overlaps(previews)
     return previews
+
+
+def _asked(tasks: Sequence[Task], prompts: Sequence[TaskPrompt]) -> frozenset[bytes]:
+    return frozenset(task_digest(task, prompt.images) for task, prompt in zip(tasks, prompts, strict=True))
 
 
 def _lengths(prompts: Sequence[TaskPrompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
