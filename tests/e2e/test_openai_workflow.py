@@ -91,6 +91,7 @@ def _trained(folder: Path, workflow: str, **changes: Any) -> tuple[list[list[int
             "experience_buffer": {"name": "kept", "storage_type": "sql", "path": "sqlite:///kept.db"}
         },
         explorer__rollout_model={"dtype": "float32", "enable_openai_api": True},
+        model__min_response_tokens=0,  # which holds for the wrapper only: requests of a client have a key of their own
         deterministic=True,  # else the engine computes together what arrives together, and sums round otherwise
         **changes,
     )
