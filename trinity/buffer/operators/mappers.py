@@ -39,8 +39,8 @@ class OverlongPenaltyMapper(ExperienceOperatorV1):
     """Lowers the rewards of long responses (arXiv:2503.14476, eq. 13).
 
     The penalty is 0 up to `max_response_length - cache_length` tokens and falls linearly to -`penalty_factor` at
-    `max_response_length`. It is that of `math_dapo_reward`: use one of the two. The defaults
-    are DAPO's. Missing rewards stay missing.
+    `max_response_length`. It is that of `math_dapo_reward`: use one of the two. The defaults are DAPO's. A missing
+    reward stays missing.
 
     Args:
         max_response_length: tokens from which the whole penalty applies.
@@ -68,14 +68,15 @@ class OverlongPenaltyMapper(ExperienceOperatorV1):
 
         The metric of each experience and of the step is `overlong_penalty`.
         """
-        lowered = [experience for experience in exps if experience.reward is not None]
-        total = 0.0
-        for experience in lowered:
+        penalties = []
+        for experience in exps:
+            if experience.reward is None:
+                continue
             penalty = self.reward.compute_overlong_penalty(range(experience.response_length))
-            experience.reward = float(experience.reward or 0.0) + penalty
+            experience.reward += penalty
             experience.metrics = {**experience.metrics, "overlong_penalty": penalty}
-            total += penalty
-        return exps, {"overlong_penalty/mean": total / max(len(lowered), 1)}
+            penalties.append(penalty)
+        return exps, {"overlong_penalty/mean": sum(penalties) / max(len(penalties), 1)}
 
 
 @EXPERIENCE_OPERATORS.register_module("reward_shaping_mapper")
