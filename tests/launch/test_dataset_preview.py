@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,12 @@ def test_a_long_text_is_cut_and_few_rows_are_measured(model: Path, tmp_path: Pat
     assert "tokens of 10 of them, evenly spaced, are counted" in "\n".join(_lines(found))
 
 
-def test_of_long_rows_fewer_are_measured() -> None:
-    assert _num_measured(300, 60 * 300) == _num_measured(10_000, 10_000) == 2000, "all of a small file"
-    assert _num_measured(10_000, 4000 * 10_000) == 300
-    assert _num_measured(10_000, 10**6 * 10_000) == 200
+def test_of_long_rows_and_of_pairs_fewer_are_measured() -> None:
+    texts, pairs = (partial(_num_measured, is_of_pairs=is_of_pairs) for is_of_pairs in (False, True))
+    assert texts(300, 60 * 300) == texts(10_000, 10_000) == 2000, "all of a small file"
+    assert texts(10_000, 3000 * 10_000) == pairs(10_000, 3000 * 10_000) == 300
+    assert texts(10_000, 10**6 * 10_000) == pairs(10_000, 10**6 * 10_000) == 200
+    assert pairs(10_000, 10_000) == 1000
 
 
 def test_more_bad_rows_than_a_run_admits_are_all_shown(model: Path, tmp_path: Path) -> None:

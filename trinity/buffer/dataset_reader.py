@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,6 +112,11 @@ class DatasetReader:
     def dataset_size(self) -> int:
         """The number of usable rows, for selectors."""
         return len(self._rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all rows, made when it is first asked for."""
+        return self._fingerprint()
 
     @property
     def dataset(self) -> SelectedRows:
@@ -238,7 +244,7 @@ class DatasetReader:
         self._rows = self._check_rows()
         self._num_rows = len(table) + len(table.bad)
         self._admit()
-        self.fingerprint = fingerprint(table)
+        self._fingerprint = cache(partial(fingerprint, table))
         seed, shuffle = self._order
         self._selection = Selection(self, self.config.data_selector, seed=seed, shuffle=shuffle)
         self._refused: dict[int, BadRow] = {}

@@ -142,15 +142,17 @@ class _ChatFormatter:
         """Return the tools of a row; None without any."""
         return values.get(self.fmt.tools_key) or None
 
-    def last_answer(self, messages: list[Message], tools: list[Message] | None) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt and of the last message, the response.
+    def each_answer(
+        self, prompt: list[Message], answers: list[Message], tools: list[Message] | None
+    ) -> tuple[list[int], list[list[int]]]:
+        """Return the tokens of the prompt and of each response.
 
         Raises:
-            DataError: the template writes nothing for the response; or the response has no text, and the template does
+            DataError: the template writes nothing for a response; or a response has no text, and the template does
                 not continue from the opening that it writes in a prompt (E4021).
         """
-        prompt, response = self.answers.last(messages, tools)
-        return prompt, self.ended(response)
+        tokens, responses = self.answers.each(prompt, answers, tools)
+        return tokens, [self.ended(response) for response in responses]
 
     def ended(self, response: list[int]) -> list[int]:
         """Return the response with an end token.
@@ -205,7 +207,7 @@ class SFTFormatter(_ChatFormatter):
         messages, pictures = self._seen(messages[: answers[-1] + 1], values, is_all=is_all)
         if is_all:
             return self._with_images(self._all_answers(messages, tools), pictures)
-        prompt, response = self.last_answer(messages, tools)
+        prompt, (response,) = self.each_answer(messages[:-1], messages[-1:], tools)
         return self._with_images(TokenizedRow(prompt + response, len(prompt), [True] * len(response)), pictures)
 
     def _seen(
@@ -267,8 +269,7 @@ class DPOFormatter(_ChatFormatter):
         if isinstance(pair, Fault):
             raise DataError(f"{pair.key} {pair.reason}", code=pair.code)
         tools = self.tools_of(values)
-        prompt, chosen = self.last_answer([*pair.prompt, pair.chosen], tools)
-        _, rejected = self.last_answer([*pair.prompt, pair.rejected], tools)
+        prompt, (chosen, rejected) = self.each_answer(pair.prompt, [pair.chosen, pair.rejected], tools)
         if chosen == rejected:
             raise DataError("chosen and rejected have the same tokens, so that nothing is preferred", code="E4022")
         return TokenizedRow(prompt + chosen, len(prompt), [True] * len(chosen), rejected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,6 @@ class TaskReader:
         self._rows = self._short_enough(self._check_rows(), limit)
         num_rows = len(self.table) + len(self.table.bad)
         admit(self.quarantined, num_rows=num_rows, max_bad_row_ratio=max_bad_row_ratio, name=config.name)
-        self.fingerprint = fingerprint(self.table)
         self._selection = Selection(self, config.data_selector, seed=seed)
         epochs = (0 if config.total_steps else config.total_epochs) if total_epochs is None else total_epochs
         self._end = epochs * len(self._rows) if epochs else None
@@ -91,6 +91,11 @@ class TaskReader:
     def __len__(self) -> int:
         """Return the number of usable rows."""
         return len(self._rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all rows, made when it is first asked for."""
+        return fingerprint(self.table)
 
     @property
     def dataset_size(self) -> int:

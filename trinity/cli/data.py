@@ -33,7 +33,7 @@ def preview(
         typer.Option(
             "--measured",
             min=1,
-            help="Most rows of a training file whose tokens are counted; default: 2000, fewer if they are long.",
+            help="Most rows of a training file whose tokens are counted; default: 2000 (1000 pairs), fewer if long.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -63,26 +63,32 @@ class AnswerRenderer:
         self.stop_ids = stop_ids
         self._options: dict[str, Any] = {"chat_template": chat_template, "enable_thinking": enable_thinking}
 
-    def last(
-        self, messages: Sequence[Message], tools: list[Message] | None = None, *, as_said: bool = False
-    ) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt and of the last message, the answer.
+    def each(
+        self,
+        prompt: Sequence[Message],
+        answers: Sequence[Message],
+        tools: list[Message] | None = None,
+        *,
+        as_said: bool = False,
+    ) -> tuple[list[int], list[list[int]]]:
+        """Return the tokens of a prompt and of each of its answers.
 
         Args:
-            messages: the conversation.
+            prompt: the messages before the answers.
+            answers: messages of the assistant; each alone follows the prompt.
             tools: tool descriptions for the template.
-            as_said: take the message's text literally. Otherwise take what the template writes after the opening, which
+            as_said: take a message's text literally. Otherwise take what the template writes after the opening, which
                 may hold more (an empty thought) or less (stripped whitespace). An answer that is more than text, such
                 as tool calls, is always taken as the template writes it.
 
         Raises:
-            DataError: the template writes nothing for the answer, or an answer without text differs from its opening
+            DataError: the template writes nothing for an answer, or an answer without text differs from its opening
                 (E4021).
         """
-        prompt = self._text(messages[:-1], tools, is_prompt=True)
-        answer = self._answer(messages, tools, prompt, as_said=as_said)
-        tokens = self._tokens(prompt)
-        return tokens, self._response(tokens, prompt, answer)
+        text = self._text(prompt, tools, is_prompt=True)
+        written = [self._answer([*prompt, answer], tools, text, as_said=as_said) for answer in answers]
+        tokens = self._tokens(text)
+        return tokens, [self._response(tokens, text, answer) for answer in written]
 
     def all(
         self, messages: Sequence[Message], tools: list[Message] | None = None, *, as_said: bool, way_out: str
@@ -95,11 +101,11 @@ class AnswerRenderer:
         Args:
             messages: the conversation.
             tools: tool descriptions for the template.
-            as_said: see `last`.
+            as_said: see `each`.
             way_out: advice in the error for a conversation that is not one sequence.
 
         Raises:
-            DataError: see `last`; or a later prompt rewrites earlier prompts or answers (E4021).
+            DataError: see `each`; or a later prompt rewrites earlier prompts or answers (E4021).
         """
         tokens: list[int] = []
         text = ""
