@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.trainer.conftest import make_episodes
 from trinity.common.experience import EID, Experience
 from trinity.trainer.batch import collate
-from trinity.trainer.verl.attention import attend
-from trinity.trainer.verl.compiled_attention import compiled_attend, compiles, pairs_of
+from trinity.trainer.verl.attention import attend, attend_heads
+from trinity.trainer.verl.compiled_attention import compiled_attend, compiled_attend_heads, compiles, pairs_of
 from trinity.trainer.verl.packing import Packed, pack
 from trinity.utils.fused.choice import LEAST_ELEMENTS
 
@@ -38,13 +38,16 @@ def packings() -> dict[str, Packed]:
 
 
 PACKINGS = packings()
+NUMBERS = 6, 2, 2
 
 
 def leaves_of(packed: Packed, size: int) -> list[Tensor]:
-    """Return scaled queries, keys and values as slices of wider tensors, as in a layer."""
-    generator = torch.Generator().manual_seed(1)
-    fused = torch.randn(len(packed.tokens), 10, size, generator=generator)
-    return [part.requires_grad_() for part in (fused[:, :6] * size**-0.5, *fused[:, 6:].split(2, 1))]
+    """Return queries, keys and values as slices of wider tensors, as in a layer."""
+    return [part.requires_grad_() for part in heads_of(packed, size).split(NUMBERS, 1)]
+
+
+def heads_of(packed: Packed, size: int) -> Tensor:
+    return torch.randn(len(packed.tokens), sum(NUMBERS), size, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("kind", sorted(PACKINGS))
@@ -53,8 +56,8 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(kind: str, size: int)
     packed = PACKINGS[kind]
     leaves = leaves_of(packed, size)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    out = compiled_attend(*leaves, packed)
-    wanted = attend(exact[0] * size**0.5, exact[1], exact[2], packed)  # float64 is never compiled
+    out = compiled_attend(*leaves, packed, scale=size**-0.5)
+    wanted = attend(exact[0], exact[1], exact[2], packed)  # float64 is never compiled
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
     pairs = [
         (out, wanted),
@@ -69,13 +72,34 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(kind: str, size: int)
 
 
 @pytest.mark.parametrize("kind", sorted(PACKINGS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_that_are_rotated_on_the_way_get_the_gradients_of_the_plain_form(kind: str, dtype: torch.dtype) -> None:
+    packed, size, numbers = PACKINGS[kind], 48, NUMBERS[:2]
+    heads = heads_of(packed, size).to(dtype).requires_grad_()
+    angles = torch.rand(len(packed.tokens), 1, size // 2, generator=torch.Generator().manual_seed(3)) * 6
+    cos, sin = torch.cat([angles.cos()] * 2, 2).to(dtype), torch.cat([-angles.sin(), angles.sin()], 2).to(dtype)
+    exact = heads.detach().double().requires_grad_()
+    out = compiled_attend_heads(heads, cos, sin, packed, numbers=numbers)
+    wanted = attend_heads(exact, cos.double(), sin.double(), packed, numbers=numbers)  # float64 is never compiled
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    (found,), (right,) = torch.autograd.grad(out, heads, weights), torch.autograd.grad(wanted, exact, weights.double())
+    bound = {torch.float32: 1e-6, torch.bfloat16: 5e-3}[dtype]
+    for one, other in ((out, wanted), (found, right)):
+        assert one.dtype == dtype and float((one - other).detach().norm()) <= bound * float(other.detach().norm())
+    queries, keys, values = (sum(NUMBERS[:n]) for n in range(3))
+    for begin, end in ((queries, keys), (keys, values), (values, sum(NUMBERS))):
+        part = right[:, begin:end]
+        assert float((found[:, begin:end] - part).norm()) <= 2 * bound * float(part.norm())
+
+
+@pytest.mark.parametrize("kind", sorted(PACKINGS))
 def test_bfloat16_is_computed_in_float32_and_rounded_once(kind: str) -> None:
     packed, results = PACKINGS[kind], []
     half = [leaf.detach().bfloat16() for leaf in leaves_of(packed, 48)]
     weights = torch.randn(len(packed.tokens), 288, generator=torch.Generator().manual_seed(2)).bfloat16()
     for dtype in (torch.bfloat16, torch.float32):
         leaves = [leaf.to(dtype).requires_grad_() for leaf in half]
-        out = compiled_attend(*leaves, packed)
+        out = compiled_attend(*leaves, packed, scale=48**-0.5)
         results.append([out.detach(), *torch.autograd.grad(out, leaves, weights.to(dtype))])
     assert torch.equal(results[0][0], results[1][0].bfloat16())
     for one, other in zip(*results, strict=True):
@@ -88,7 +112,7 @@ def test_a_broken_number_reaches_what_sees_it_and_nothing_else() -> None:
     leaves = leaves_of(packed, 16)
     broken, row = 3, packed.rows.lengths[0]
     leaves[1].data[broken] = float("nan")
-    out = compiled_attend(*leaves, packed)
+    out = compiled_attend(*leaves, packed, scale=0.25)
     assert bool(out[broken:row].isnan().all())
     assert bool(out[:broken].isfinite().all()) and bool(out[row:].isfinite().all())
 
@@ -98,7 +122,7 @@ def test_queries_that_predict_nothing_may_be_left_out(kind: str) -> None:
     packed, results = PACKINGS[kind], []
     for is_scored_only in (False, True):
         leaves = leaves_of(packed, 16)
-        out = compiled_attend(*leaves, packed, is_scored_only=is_scored_only)[packed.sources]
+        out = compiled_attend(*leaves, packed, scale=0.25, is_scored_only=is_scored_only)[packed.sources]
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
     for one, other in zip(*results, strict=True):
         assert float((one - other).abs().max()) <= 1e-6 * float(one.abs().max())
@@ -132,7 +156,7 @@ def test_inputs_of_several_data_types_are_computed_in_the_widest() -> None:
     weights = torch.randn(len(packed.tokens), 288, generator=torch.Generator().manual_seed(2))
     for dtypes in ((torch.float32, torch.float32, torch.bfloat16), (torch.float32,) * 3):
         given = [leaf.to(dtype).requires_grad_() for leaf, dtype in zip(leaves, dtypes, strict=True)]
-        out = compiled_attend(*given, packed)
+        out = compiled_attend(*given, packed, scale=0.1)
         results.append([out.detach(), *torch.autograd.grad(out, given, weights)])
     assert [each.dtype for each in results[0]] == [torch.float32] * 3 + [torch.bfloat16]
     assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(*results, strict=True))

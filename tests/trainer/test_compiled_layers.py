@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trinity.trainer.verl import logprob
-from trinity.trainer.verl.compiled_layers import CompiledNorm, CompiledRotation, CompiledSwiGLU
+from trinity.trainer.verl.compiled_layers import CompiledNorm, CompiledRotation, CompiledSwiGLU, column_sums
 from trinity.trainer.verl.layers import swiglu
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.utils.fused.choice import LEAST_ELEMENTS
@@ -87,6 +87,21 @@ def test_a_rotation_and_its_gradient_are_those_of_float64(dtype: torch.dtype) ->
     assert close(out, wanted, dtype)
     (found,), (right,) = torch.autograd.grad(out, x, grad), torch.autograd.grad(wanted, exact, grad.double())
     assert close(found, right, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize("is_small", [False, True])
+def test_sums_of_columns_are_those_of_float64(is_small: bool, dtype: torch.dtype) -> None:
+    """Of numbers whose mean is far from zero, where one long sum would lose the last digits."""
+    x = (3 + torch.randn(4099, 37, generator=torch.Generator().manual_seed(4))).to(dtype)
+    x = x[:3, :5] if is_small else x
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        found = column_sums(x)
+    finally:
+        torch.set_num_threads(threads)
+    assert found.dtype == torch.float32 and torch.allclose(found.double(), x.double().sum(0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))

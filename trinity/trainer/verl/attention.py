@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from trinity.trainer.verl.attention_rule import PLAIN, Rule
 from trinity.trainer.verl.blockwise import blockwise
-from trinity.trainer.verl.compiled_attention import compiled_attend, compiles
+from trinity.trainer.verl.compiled_attention import compiled_attend, compiled_attend_heads, compiles
 from trinity.trainer.verl.flex import flex_attend, has_kernel
 from trinity.trainer.verl.forest import forest_attend
-from trinity.trainer.verl.layers import collect, spread
+from trinity.trainer.verl.layers import collect, rotate, spread
 from trinity.trainer.verl.packing import Block, Packed
 
 BLOCKWISE_MAX_LENGTH = 512
@@ -46,8 +46,6 @@ def attend(
 
     With `is_scored_only` only the outputs of scored positions are read, so that others may be left out.
     """
-    scale = queries.shape[-1] ** -0.5 if rule.scale is None else rule.scale
-    queries = queries * scale
     piece = packed.piece
     if piece is None:
         return _attend(queries, keys, values, packed, rule, is_scored_only=is_scored_only)
@@ -55,14 +53,50 @@ def attend(
     return piece.attend(queries, keys, values, lambda q, k, v: _attend(q, k, v, packed, own))
 
 
+def attend_heads(
+    heads: Float[Tensor, "N all D"],
+    cos: Float[Tensor, "N 1 D"],
+    sin: Float[Tensor, "N 1 D"],
+    packed: Packed,
+    *,
+    numbers: tuple[int, int],
+    is_scored_only: bool = False,
+) -> Float[Tensor, "N _"]:
+    """Return what `attend` does of heads that are not rotated yet.
+
+    Args:
+        heads: queries, keys and values of a token.
+        cos: of the positions, in the data type of `heads`.
+        sin: likewise, its first half negated.
+        packed: the micro-batch.
+        numbers: heads of queries, and of keys.
+        is_scored_only: see `attend`.
+    """
+    if packed.piece is None and _is_compiled(heads[:, : numbers[0]], heads[:, sum(numbers) :], packed, PLAIN):
+        return compiled_attend_heads(heads, cos, sin, packed, numbers=numbers, is_scored_only=is_scored_only)
+    turning, values = heads.split((sum(numbers), numbers[1]), dim=1)
+    queries, keys = rotate(turning, cos, sin).split(numbers, dim=1)
+    return attend(queries, keys, values, packed, is_scored_only=is_scored_only)
+
+
+def _is_compiled(queries: Tensor, values: Tensor, packed: Packed, rule: Rule) -> bool:
+    is_shared = packed.prefix is not None or packed.forest is not None
+    return (is_shared or _longest(packed) <= BLOCKWISE_MAX_LENGTH) and compiles(queries, values, rule)
+
+
+def _longest(packed: Packed) -> int:
+    """Return the tokens of the longest row with its prompt."""
+    return packed.rows.width + (packed.prefix.width if packed.prefix else 0)
+
+
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, packed: Packed, rule: Rule, *, is_scored_only: bool = False
 ) -> Tensor:
-    """Return the outputs of all packed tokens; the queries are scaled."""
-    longest = packed.rows.width + (packed.prefix.width if packed.prefix else 0)
-    is_shared = packed.prefix is not None or packed.forest is not None
-    if (is_shared or longest <= BLOCKWISE_MAX_LENGTH) and compiles(queries, values, rule):
-        return compiled_attend(queries, keys, values, packed, is_scored_only=is_scored_only)
+    """Return the outputs of all packed tokens."""
+    scale, longest = queries.shape[-1] ** -0.5 if rule.scale is None else rule.scale, _longest(packed)
+    if _is_compiled(queries, values, packed, rule):
+        return compiled_attend(queries, keys, values, packed, scale=scale, is_scored_only=is_scored_only)
+    queries = queries * scale
     if packed.forest is not None:
         return forest_attend(queries, keys, values, packed.forest, rule)
     if packed.prefix is not None:

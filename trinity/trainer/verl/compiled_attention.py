@@ -10,7 +10,7 @@ Dimension key: N = packed tokens, Q = query heads, H = key heads, D = head size,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trinity.trainer.verl.attention_rule import Rule
-from trinity.trainer.verl.compiled_layers import in_rows
+from trinity.trainer.verl.compiled_layers import in_rows, rotated
 from trinity.trainer.verl.packing import Block, Packed
 from trinity.utils.fused.choice import uses_kernels
 
@@ -101,45 +101,106 @@ class _Attention(torch.autograd.Function):
         k: Float[Tensor, "N H D"],
         v: Float[Tensor, "N H D"],
         pairs: Int[Tensor, "P five"],
+        scale: float,
     ) -> Float[Tensor, "N Q D"]:
-        from trinity.utils.fused import attention  # with Numba, half a second of imports
-        from trinity.utils.fused.machine import like_of
-        from trinity.utils.fused.rows import LOWEST
-
         q, k, v = (in_rows(t) for t in (q, k, v))
-        out = torch.zeros(q.shape)
-        state = torch.tensor([float(LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
-        buffer = torch.empty(attention.buffer_size(q.shape[2]))
-        tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
-        sizes = (*q.shape[:2], *k.shape[1:], len(pairs))
-        attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr(), like_of(q, k, v))
-        out = out.to(q.dtype)
+        out, state = _outputs(q, k, v, pairs, scale)
         ctx.save_for_backward(q, k, v, out, state, pairs)
+        ctx.scale = scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad: Float[Tensor, "N Q D"]
-    ) -> tuple[Float[Tensor, "N Q D"], Float[Tensor, "N H D"], Float[Tensor, "N H D"], None]:
-        from trinity.utils.fused import attention
-        from trinity.utils.fused.machine import like_of
+    ) -> tuple[Float[Tensor, "N Q D"], Float[Tensor, "N H D"], Float[Tensor, "N H D"], None, None]:
+        *tensors, pairs = ctx.saved_tensors
+        found = tuple(torch.zeros(t.shape) for t in tensors[:3])
+        _add_gradients(tensors, grad, found, pairs, ctx.scale)
+        of_q, of_k, of_v = (t.to(grad.dtype) for t in found)
+        return of_q, of_k, of_v, None, None
 
-        q, k, v, out, state, pairs = ctx.saved_tensors
-        grad, delta = grad.contiguous(), torch.empty(q.shape[:2])
-        of_q, of_k, of_v = (torch.zeros(t.shape) for t in (q, k, v))
-        buffer = torch.empty(attention.buffer_size(q.shape[2]))
-        attention.backward(
-            tuple(t.data_ptr() for t in (q, k, v, out, state)),
-            (grad.data_ptr(), delta.data_ptr()),
-            tuple(t.data_ptr() for t in (of_q, of_k, of_v)),
-            _distances(q, k, v),
-            pairs.data_ptr(),
-            (*q.shape[:2], *k.shape[1:], len(pairs)),
-            buffer.data_ptr(),
-            like_of(q, k, v, grad),
-        )
-        return of_q.to(q.dtype), of_k.to(q.dtype), of_v.to(q.dtype), None
+
+class _HeadAttention(torch.autograd.Function):
+    """Attention of the heads of a token [N, Q + 2 H, D].
+
+    These are queries and keys, which are rotated, and values. Their gradients are written side by side.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        heads: Float[Tensor, "N all D"],
+        cos: Float[Tensor, "N 1 D"],
+        sin: Float[Tensor, "N 1 D"],
+        pairs: Int[Tensor, "P five"],
+        numbers: tuple[int, int],
+        scale: float,
+    ) -> Float[Tensor, "N Q D"]:
+        heads, cos, sin = in_rows(heads), cos.contiguous(), sin.contiguous()
+        turned = rotated(heads[:, : sum(numbers)], cos, sin)
+        q, k, v = turned[:, : numbers[0]], turned[:, numbers[0] :], heads[:, sum(numbers) :]
+        out, state = _outputs(q, k, v, pairs, scale)
+        ctx.save_for_backward(q, k, v, out, state, pairs, cos, sin)
+        ctx.numbers, ctx.scale = numbers, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad: Float[Tensor, "N Q D"]
+    ) -> tuple[Float[Tensor, "N all D"], None, None, None, None, None]:
+        *tensors, pairs, cos, sin = ctx.saved_tensors
+        num_queries, num_keys = ctx.numbers
+        found = torch.zeros(len(grad), num_queries + 2 * num_keys, grad.shape[2])
+        _add_gradients(tensors, grad, found.split((num_queries, num_keys, num_keys), 1), pairs, ctx.scale)
+        return rotated(found, cos, sin, others=num_keys, is_backward=True), None, None, None, None, None
+
+
+def _outputs(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return outputs [N, Q, D], and for each a log-sum and a sum [N Q, 2]."""
+    from trinity.utils.fused import attention  # with Numba, half a second of imports
+    from trinity.utils.fused.machine import like_of
+    from trinity.utils.fused.rows import LOWEST
+
+    out = torch.zeros(q.shape)
+    state = torch.tensor([float(LOWEST), 0.0]).repeat(q.shape[0] * q.shape[1], 1)
+    buffer = torch.empty(attention.buffer_size(q.shape[2]))
+    tensors = tuple(t.data_ptr() for t in (q, k, v, out, state))
+    sizes, like = (*q.shape[:2], *k.shape[1:], len(pairs)), like_of(q, k, v)
+    attention.forward(tensors, _distances(q, k, v), pairs.data_ptr(), sizes, buffer.data_ptr(), scale, like)
+    return out.to(q.dtype), state
+
+
+def _add_gradients(
+    tensors: Sequence[Tensor], grad: Tensor, found: Sequence[Tensor], pairs: Tensor, scale: float
+) -> None:
+    """Add the gradients of queries, keys and values to `found`.
+
+    Args:
+        tensors: queries, keys, values, and what `_outputs` returned of them.
+        grad: gradient of the outputs.
+        found: float32, zeros.
+        pairs: as of `_outputs`.
+        scale: likewise.
+    """
+    from trinity.utils.fused import attention
+    from trinity.utils.fused.machine import like_of
+
+    q, k, v = tensors[:3]
+    grad, delta = grad.contiguous(), torch.empty(q.shape[:2])
+    buffer = torch.empty(attention.buffer_size(q.shape[2]))
+    attention.backward(
+        tuple(t.data_ptr() for t in tensors),
+        (grad.data_ptr(), delta.data_ptr()),
+        tuple(t.data_ptr() for t in found),
+        _distances(q, k, v, *found),
+        pairs.data_ptr(),
+        (*q.shape[:2], *k.shape[1:], len(pairs)),
+        buffer.data_ptr(),
+        scale,
+        like_of(q, k, v, grad),
+    )
 
 
 def _distances(*tensors: Tensor) -> tuple[int, ...]:
@@ -152,14 +213,39 @@ def compiled_attend(
     values: Float[Tensor, "N H D"],
     packed: Packed,
     *,
+    scale: float,
     is_scored_only: bool = False,
 ) -> Float[Tensor, "N Q*D"]:
     """Return each packed token's attention over its row's earlier tokens.
 
-    The queries are scaled. With `is_scored_only` it is that of scored positions, zeros elsewhere. Inputs of several
-    data types, as autocast gives them, are computed in the widest.
+    With `is_scored_only` it is that of scored positions, zeros elsewhere. Inputs of several data types, as autocast
+    gives them, are computed in the widest.
     """
     pairs = torch.tensor(pairs_of(packed, is_scored_only=is_scored_only))
     dtype = functools.reduce(torch.promote_types, (queries.dtype, keys.dtype, values.dtype))
-    out: Tensor = _Attention.apply(*(each.to(dtype) for each in (queries, keys, values)), pairs)
+    out: Tensor = _Attention.apply(*(each.to(dtype) for each in (queries, keys, values)), pairs, scale)
+    return out.flatten(1)
+
+
+def compiled_attend_heads(
+    heads: Float[Tensor, "N all D"],
+    cos: Float[Tensor, "N 1 D"],
+    sin: Float[Tensor, "N 1 D"],
+    packed: Packed,
+    *,
+    numbers: tuple[int, int],
+    is_scored_only: bool = False,
+) -> Float[Tensor, "N _"]:
+    """Return what `compiled_attend` does of heads that are not rotated yet.
+
+    Args:
+        heads: queries, keys and values of a token.
+        cos: of the positions, in the data type of `heads`.
+        sin: likewise, its first half negated.
+        packed: the micro-batch.
+        numbers: heads of queries, and of keys.
+        is_scored_only: see `compiled_attend`.
+    """
+    pairs = torch.tensor(pairs_of(packed, is_scored_only=is_scored_only))
+    out: Tensor = _HeadAttention.apply(heads, cos, sin, pairs, numbers, heads.shape[2] ** -0.5)
     return out.flatten(1)

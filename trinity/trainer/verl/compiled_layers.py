@@ -136,22 +136,51 @@ class CompiledRotation(torch.autograd.Function):
         """Return the rotated heads."""
         cos, sin = cos.contiguous(), sin.contiguous()
         ctx.save_for_backward(cos, sin)
-        return _rotated(in_rows(x), cos, sin, is_backward=False)
+        return rotated(in_rows(x), cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "N H D"]) -> tuple[Float[Tensor, "N H D"], None, None]:
         """Return the gradient of the heads."""
-        return _rotated(in_rows(grad), *ctx.saved_tensors, is_backward=True), None, None
+        return rotated(in_rows(grad), *ctx.saved_tensors, is_backward=True), None, None
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool) -> Tensor:
+def rotated(
+    x: Float[Tensor, "N heads D"],
+    cos: Float[Tensor, "N 1 D"],
+    sin: Float[Tensor, "N 1 D"],
+    *,
+    others: int = 0,
+    is_backward: bool = False,
+) -> Float[Tensor, "N heads D"]:
+    """Return rotated heads, or the gradient of what was rotated, as `cos`.
+
+    Args:
+        x: the heads of a token one after another.
+        cos: of the positions.
+        sin: likewise, its first half negated.
+        others: the last heads, which are only copied.
+        is_backward: return the gradient.
+    """
     from trinity.utils.fused import training
-    from trinity.utils.fused.machine import like_of
+    from trinity.utils.fused.machine import LIKE, like_of
 
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=cos.dtype)
     addresses = (t.data_ptr() for t in (x, cos, sin, out))
-    training.rotate(*addresses, (*x.shape, x.stride(0)), is_backward, like_of(x, cos, sin))
+    sizes = (x.shape[0], x.shape[1] - others, x.shape[2], x.stride(0))
+    training.rotate(*addresses, sizes, others, is_backward, (LIKE[x.dtype], like_of(cos, sin)))
+    return out
+
+
+def column_sums(x: Float[Tensor, "N I"]) -> Float[Tensor, "I"]:
+    """Return the sums of columns in float32."""
+    if not is_compiled(x, of_model=NARROW):
+        return x.sum(0, dtype=torch.float32)
+    from trinity.utils.fused import training
+    from trinity.utils.fused.machine import LIKE
+
+    x, out, buffer = x.contiguous(), torch.zeros(x.shape[1]), torch.empty(x.shape[1])
+    training.column_sums(x.data_ptr(), out.data_ptr(), buffer.data_ptr(), *x.shape, LIKE[x.dtype])
     return out
 
 

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from trinity.common.errors import ConfigError, EnvironmentProblem
 from trinity.common.models.families import OWN
 from trinity.common.models.vision import is_vision, language_config
-from trinity.trainer.verl.attention import attend
+from trinity.trainer.verl.attention import attend_heads
 from trinity.trainer.verl.hf_decoder import HFPackedDecoder, Without
 from trinity.trainer.verl.layer_maps import LayerMaps
-from trinity.trainer.verl.layers import add_rms_norm, rms_norm, rotate, swiglu
+from trinity.trainer.verl.layers import add_rms_norm, rms_norm, swiglu
 from trinity.trainer.verl.output_layer import OutputLayer
 from trinity.trainer.verl.packing import Packed
 from trinity.trainer.verl.parallel.pipeline import Stages
@@ -106,39 +106,59 @@ class _Layer(nn.Module):
             self.num_queries, self.num_keys = self.num_queries // group.size, self.num_keys // group.size
 
     def forward(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool, recompute: bool
-    ) -> Tensor:
-        """Return the residual stream [n, d] after the layer.
+        self,
+        hidden: Tensor,
+        added: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        packed: Packed,
+        is_last: bool,
+        recompute: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream after the layer in two summands [n, d].
 
-        The last layer returns the scored positions only. `hidden` is [n, d], `cos` and `sin` are [N, 1, D].
+        The last layer returns the scored positions only. So are the arguments `hidden` and `added` two summands [n, d],
+        of which the second may be missing; `cos` and `sin` are [N, 1, D]. The next norm takes their sum as it reads
+        them; where layers are recomputed, which keeps what goes into each, it is one tensor.
         """
         if not recompute:
-            return self._compute(hidden, cos, sin, packed, is_last)
-        result: Tensor = checkpoint(self._compute, hidden, cos, sin, packed, is_last, use_reentrant=False)
-        return result
+            return self._compute(hidden, added, cos, sin, packed, is_last)
 
-    def _compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool) -> Tensor:
+        def summed(stream: Tensor) -> Tensor:
+            first, second = self._compute(stream, None, cos, sin, packed, is_last)
+            return first + second
+
+        return checkpoint(summed, hidden if added is None else hidden + added, use_reentrant=False), None
+
+    def _compute(
+        self, hidden: Tensor, added: Tensor | None, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool
+    ) -> tuple[Tensor, Tensor]:
         maps, group, eps, dtype = self._maps(), self.group, self.eps, self.dtype
         num_tokens = len(cos)
-        normed = rms_norm(hidden, self._norm(maps.norms[0], is_whole=False), eps=eps, dtype=dtype)
+        weight = self._norm(maps.norms[0], is_whole=False)
+        hidden, normed = add_rms_norm(hidden, added, weight, eps=eps, dtype=dtype)
         normed = normed if group is None else group.enter(normed, num_tokens)
         heads = maps.qkv(normed).view(num_tokens, -1, self.head_size)
-        rotated, values = heads.split((self.num_queries + self.num_keys, self.num_keys), dim=1)
         if maps.head_norms is not None:
-            parts = rotated.split((self.num_queries, self.num_keys), dim=1)
-            pairs = zip(parts, maps.head_norms, strict=True)
-            weights = pairs if group is None else ((part, group.shared(w)) for part, w in pairs)
-            rotated = torch.cat([rms_norm(part, w, eps=eps, dtype=dtype) for part, w in weights], 1)
-        queries, keys = rotate(rotated, cos, sin).split((self.num_queries, self.num_keys), dim=1)
-        attended = attend(queries, keys, values, packed, is_scored_only=is_last)
+            heads = self._with_norms(heads, maps.head_norms)
+        numbers = self.num_queries, self.num_keys
+        attended = attend_heads(heads, cos, sin, packed, numbers=numbers, is_scored_only=is_last)
         if is_last:
             sources = packed.own_sources
             hidden = hidden if group is None else group.join(hidden, num_tokens)
             hidden, attended = hidden.index_select(0, sources), attended.index_select(0, sources)
         added = self._sum(maps.out(attended), maps.out_bias, is_whole=is_last)
-        hidden, normed = add_rms_norm(hidden, added, self._norm(maps.norms[1], is_whole=is_last), eps=eps)
+        weight = self._norm(maps.norms[1], is_whole=is_last)
+        hidden, normed = add_rms_norm(hidden, added, weight, eps=eps, dtype=added.dtype)
         normed = normed if group is None else group.enter(normed, None if is_last else num_tokens)
-        return hidden + self._sum(maps.down(swiglu(maps.gate_up(normed))), None, is_whole=is_last)
+        return hidden, self._sum(maps.down(swiglu(maps.gate_up(normed))), None, is_whole=is_last)
+
+    def _with_norms(self, heads: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the heads [N, Q + 2 H, D] with queries and keys normalised."""
+        parts = heads.split((self.num_queries, self.num_keys, self.num_keys), dim=1)
+        shared = weights if self.group is None else map(self.group.shared, weights)
+        normed = [rms_norm(part, w, eps=self.eps, dtype=self.dtype) for part, w in zip(parts, shared, strict=False)]
+        return torch.cat([*normed, parts[2]], 1)
 
     def _maps(self) -> LayerMaps:
         if not self.is_sharded:
@@ -259,11 +279,12 @@ class FastPackedDecoder(nn.Module):
         hidden = hidden if self.group is None or not is_first else self.group.cut(hidden)
         ends = self.stages is None or self.stages.is_last
         recompute, last = self.recompute and torch.is_grad_enabled(), self._own[-1] if ends else None
+        added: Tensor | None = None
         for layer in self._own:
-            hidden = layer(hidden, cos, sin, packed, layer is last, recompute)
+            hidden, added = layer(hidden, added, cos, sin, packed, layer is last, recompute)
         if not ends:
-            return hidden
-        return rms_norm(hidden, held(self.norm.weight), eps=self.eps, dtype=self.dtype)
+            return hidden if added is None else hidden + added
+        return add_rms_norm(hidden, added, held(self.norm.weight), eps=self.eps, dtype=self.dtype)[1]
 
     def head(self) -> OutputLayer:
         """Return the output layer; see `PackedDecoder`."""

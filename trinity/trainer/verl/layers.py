@@ -16,7 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trinity.trainer.verl.compiled_layers import NARROW, CompiledNorm, CompiledRotation, CompiledSwiGLU, is_compiled
+from trinity.trainer.verl.compiled_layers import (
+    NARROW,
+    CompiledNorm,
+    CompiledRotation,
+    CompiledSwiGLU,
+    column_sums,
+    is_compiled,
+)
 from trinity.utils.products import linear, matmul, weight_gradient
 
 Gradients = tuple[Float[Tensor, "..."] | None, ...]  # by each argument of a forward pass, of its shape
@@ -52,7 +59,7 @@ class _Linear(torch.autograd.Function):
         whole = weight_gradient(grad, x).to(torch.float32, memory_format=torch.contiguous_format)
         grads: list[Tensor | None] = list(whole.split(ctx.sizes))
         if ctx.has_bias:
-            grads.extend(grad.sum(0, dtype=torch.float32).split(ctx.sizes))
+            grads.extend(column_sums(grad).split(ctx.sizes))
         return grad_x, None, None, None, *grads
 
 
@@ -206,13 +213,23 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: Float[Tensor, "N I"], added: Float[Tensor, "N I"], weight: Float[Tensor, "I"], *, eps: float
+    x: Float[Tensor, "N I"],
+    added: Float[Tensor, "N I"] | None,
+    weight: Float[Tensor, "I"],
+    *,
+    eps: float,
+    dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N I"]]:
-    """Return x + added, and its `rms_norm` in the data type of `added`."""
-    if x.dtype == torch.float32 and is_compiled(x, of_model=NARROW, dtype=added.dtype):
-        return CompiledNorm.apply(x, added, weight, eps, added.dtype)
+    """Return x + added, and its `rms_norm` as `dtype`.
+
+    Without `added` the sum is x.
+    """
+    if added is None:
+        return x, rms_norm(x, weight, eps=eps, dtype=dtype)
+    if x.dtype == torch.float32 and added.dtype == dtype and is_compiled(x, of_model=NARROW, dtype=dtype):
+        return CompiledNorm.apply(x, added, weight, eps, dtype)
     total = x + added
-    return total, rms_norm(total, weight, eps=eps, dtype=added.dtype)
+    return total, rms_norm(total, weight, eps=eps, dtype=dtype)
 
 
 class _SwiGLU(torch.autograd.Function):

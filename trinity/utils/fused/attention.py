@@ -37,11 +37,11 @@ def buffer_size(size: int) -> int:
 
 
 @njit(inline="always")
-def _copied(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -> None:
-    """Copy rows at a distance into float32 rows one after another."""
+def _copied(x: Any, at: int, distance: int, out: Any, rows: int, size: int, scale: Any) -> None:
+    """Write rows at a distance, times `scale`, into float32 rows."""
     for row in range(rows):
         for i in range(size):
-            out[row * size + i] = load(x, at + row * distance + i)
+            out[row * size + i] = load(x, at + row * distance + i) * scale
 
 
 @njit(inline="always")
@@ -106,7 +106,7 @@ def _end(table: Any, begin: int, num_pairs: int) -> int:
 @njit(inline="always")
 def _attend(
     tensors: Any, distances: Any, sizes: Any, buffer: int, head: int, count: int, place: int, token: int, rows: int,
-    like: Any,
+    scale: Any, like: Any,
 ) -> None:  # fmt: skip
     """Add a block of keys to the outputs of some neighbouring queries.
 
@@ -118,7 +118,7 @@ def _attend(
     queries = keys_at + 8 * KEYS * size
     q, out, state = pointer(tensors[0], like), pointer(tensors[3], F0), pointer(tensors[4], F0)
     for query in range(head * repeat, (head + 1) * repeat):
-        _copied(q, token * distances[0] + query * size, distances[0], pointer(queries, F0), rows, size)
+        _copied(q, token * distances[0] + query * size, distances[0], pointer(queries, F0), rows, size, scale)
         _products(queries, keys_at, buffer, rows, size, count)
         for row in range(rows):
             seen = max(0, min(count, place + row + 1))
@@ -131,7 +131,8 @@ def _attend(
 @exact_kernel
 def _forward_keys(
     tensors: tuple[int, int, int, int, int], distances: tuple[int, int, int], pairs: int,
-    sizes: tuple[int, int, int, int, int], buffer: int, begin: int, end: int, head: int, start: int, like: Any,
+    sizes: tuple[int, int, int, int, int], buffer: int, begin: int, end: int, head: int, start: int, scale: Any,
+    like: Any,
 ) -> None:  # fmt: skip
     """Add a block of keys, from `start` on, to the outputs of its pairs."""
     none, size = np.float32(0), sizes[3]
@@ -140,14 +141,14 @@ def _forward_keys(
     count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
     _in_panels(k, key * distances[1] + head * size, distances[1], pointer(keys_at, none), count, size)
     values = pointer(keys_at + 4 * KEYS * size, none)
-    _copied(v, key * distances[2] + head * size, distances[2], values, count, size)
+    _copied(v, key * distances[2] + head * size, distances[2], values, count, size, np.float32(1))
     for pair in range(begin, end):
         token, num_tokens, place = table[pair * PAIR + 2], table[pair * PAIR + 3], table[pair * PAIR + 4] - start
         for at in range(0, num_tokens, QUERIES):
             rows = min(QUERIES, num_tokens - at)
             if place + at + rows > 0:
                 seen = min(count, place + at + rows)  # by the last of them
-                _attend(tensors, distances, sizes, buffer, head, seen, place + at, token + at, rows, like)
+                _attend(tensors, distances, sizes, buffer, head, seen, place + at, token + at, rows, scale, like)
 
 
 @kernel
@@ -157,17 +158,19 @@ def forward(
     pairs: int,
     sizes: tuple[int, int, int, int, int],
     buffer: int,
+    scale: float,
     like: Any,
 ) -> None:
     """Write the outputs [N, Q, D] and log-sums [N, Q].
 
     Args:
-        tensors: scaled queries [N, Q, D], keys and values [N, H, D], and in float32 the output (zeros) and for each
+        tensors: queries [N, Q, D], keys and values [N, H, D], and in float32 the output (zeros) and for each
             query and head two numbers, `LOWEST` and 0, of which the first becomes the log-sum.
         distances: between tokens of queries, keys and values, in numbers.
         pairs: [P, PAIR], equal keys one after another; together they hold every key that a query sees.
         sizes: N, Q, H, D and P.
         buffer: see `buffer_size`.
+        scale: of the products of queries and keys.
         like: data type of queries, keys and values.
     """
     num_tokens, num_queries, heads, size, num_pairs = sizes
@@ -177,7 +180,9 @@ def forward(
         end = _end(table, begin, num_pairs)
         for start in range(0, table[begin * PAIR + 1], KEYS):
             for head in range(heads):
-                _forward_keys(tensors, distances, pairs, sizes, buffer, begin, end, head, start, like)
+                _forward_keys(
+                    tensors, distances, pairs, sizes, buffer, begin, end, head, start, np.float32(scale), like
+                )
         begin = end
     for place in range(num_tokens * num_queries):
         total = max(state[2 * place + 1], np.float32(1e-37))  # a query that no pair holds
@@ -189,7 +194,7 @@ def forward(
 @njit(inline="always")
 def _derive(
     tensors: Any, given: Any, found: Any, distances: Any, sizes: Any, buffer: int, head: int, count: int, place: int,
-    token: int, rows: int, like: Any,
+    token: int, rows: int, scale: Any, like: Any,
 ) -> None:  # fmt: skip
     """Add the gradients of a block of keys and of some queries.
 
@@ -203,8 +208,8 @@ def _derive(
     weights, products, blocks = buffer, buffer + 4 * QUERIES * KEYS, buffer + 8 * QUERIES * KEYS
     queries, grads = blocks + 5 * step, blocks + 5 * step + 4 * QUERIES * size
     for query in range(head * repeat, (head + 1) * repeat):
-        _copied(q, token * of_q + query * size, of_q, pointer(queries, none), rows, size)
-        _copied(grad, token * of_out + query * size, of_out, pointer(grads, none), rows, size)
+        _copied(q, token * of_q + query * size, of_q, pointer(queries, none), rows, size, scale)
+        _copied(grad, token * of_out + query * size, of_out, pointer(grads, none), rows, size, np.float32(1))
         _products(queries, blocks, weights, rows, size, count)
         _products(grads, blocks + step, products, rows, size, count)
         for row in range(rows):
@@ -212,8 +217,8 @@ def _derive(
             where = (token + row) * num_queries + query
             of, to = weights + 4 * row * KEYS, products + 4 * row * KEYS
             slopes(of, to, count, seen, state[2 * where], deltas[where])
-        into = found[0] + 4 * (token * of_out + query * size)
-        _sums(products, (KEYS, 1), blocks + 2 * step, into, (size, of_out), rows, count, size)
+        into = found[0] + 4 * (token * distances[3] + query * size)
+        _sums(products, (KEYS, 1), blocks + 2 * step, into, (size, distances[3]), rows, count, size)
         _sums(products, (1, KEYS), queries, blocks + 3 * step, (size, size), count, rows, size)
         _sums(weights, (1, KEYS), grads, blocks + 4 * step, (size, size), count, rows, size)
 
@@ -221,18 +226,18 @@ def _derive(
 @exact_kernel
 def _backward_keys(
     tensors: tuple[int, int, int, int, int], given: tuple[int, int], found: tuple[int, int, int],
-    distances: tuple[int, int, int], pairs: int, sizes: tuple[int, int, int, int, int], buffer: int, begin: int,
-    end: int, head: int, start: int, like: Any,
+    distances: tuple[int, int, int, int, int, int], pairs: int, sizes: tuple[int, int, int, int, int], buffer: int,
+    begin: int, end: int, head: int, start: int, scale: Any, like: Any,
 ) -> None:  # fmt: skip
     """Add the gradients of a block of keys; see `_forward_keys`."""
-    none, heads, size = np.float32(0), sizes[2], sizes[3]
+    none, size = np.float32(0), sizes[3]
     table, k, v = pointer(pairs, np.int64(0)), pointer(tensors[1], like), pointer(tensors[2], like)
     blocks, step = buffer + 8 * QUERIES * KEYS, 4 * KEYS * size
     count, key = min(KEYS, table[begin * PAIR + 1] - start), table[begin * PAIR] + start
     from_k, from_v = key * distances[1] + head * size, key * distances[2] + head * size
     _in_panels(k, from_k, distances[1], pointer(blocks, none), count, size)
     _in_panels(v, from_v, distances[2], pointer(blocks + step, none), count, size)
-    _copied(k, from_k, distances[1], pointer(blocks + 2 * step, none), count, size)
+    _copied(k, from_k, distances[1], pointer(blocks + 2 * step, none), count, size, scale)
     sums = pointer(blocks + 3 * step, none)
     for i in range(2 * KEYS * size):
         sums[i] = F0
@@ -242,13 +247,16 @@ def _backward_keys(
             rows = min(QUERIES, num_tokens - at)
             if place + at + rows > 0:
                 seen = min(count, place + at + rows)  # by the last of them
-                _derive(tensors, given, found, distances, sizes, buffer, head, seen, place + at, token + at, rows, like)
+                _derive(
+                    tensors, given, found, distances, sizes, buffer, head, seen, place + at, token + at, rows, scale,
+                    like,
+                )  # fmt: skip
     grad_k, grad_v = pointer(found[1], none), pointer(found[2], none)
     for row in range(count):
-        to = ((key + row) * heads + head) * size
+        to_k, to_v = (key + row) * distances[4] + head * size, (key + row) * distances[5] + head * size
         for i in range(size):
-            grad_k[to + i] += sums[row * size + i]
-            grad_v[to + i] += sums[(KEYS + row) * size + i]
+            grad_k[to_k + i] += sums[row * size + i]
+            grad_v[to_v + i] += sums[(KEYS + row) * size + i]
 
 
 @kernel
@@ -256,10 +264,11 @@ def backward(
     tensors: tuple[int, int, int, int, int],
     given: tuple[int, int],
     found: tuple[int, int, int],
-    distances: tuple[int, int, int],
+    distances: tuple[int, int, int, int, int, int],
     pairs: int,
     sizes: tuple[int, int, int, int, int],
     buffer: int,
+    scale: float,
     like: Any,
 ) -> None:
     """Add the gradients of queries, keys and values.
@@ -268,11 +277,12 @@ def backward(
         tensors: as of `forward`, whose outputs these are; the output is of the type `like` here.
         given: gradient of the output [N, Q, D], of the type `like`, and where its products with the output [N, Q] are
             written, in float32.
-        found: gradients [N, Q, D] and [N, H, D] in float32.
-        distances: as of `forward`.
+        found: gradients [N, Q, D] and [N, H, D] in float32, zeros.
+        distances: as of `forward`, then those between tokens of the gradients.
         pairs: likewise.
         sizes: likewise.
         buffer: likewise.
+        scale: likewise.
         like: likewise.
     """
     num_pairs, begin, table = sizes[4], 0, pointer(pairs, np.int64(0))
@@ -286,5 +296,8 @@ def backward(
         end = _end(table, begin, num_pairs)
         for start in range(0, table[begin * PAIR + 1], KEYS):
             for head in range(sizes[2]):
-                _backward_keys(tensors, given, found, distances, pairs, sizes, buffer, begin, end, head, start, like)
+                _backward_keys(
+                    tensors, given, found, distances, pairs, sizes, buffer, begin, end, head, start, np.float32(scale),
+                    like,
+                )  # fmt: skip
         begin = end

@@ -125,31 +125,58 @@ def norm_backward(x: int, weight: int, scales: int, grads: tuple[int, int], foun
 
 
 @kernel
-def rotate(
-    x: int, cos: int, sin: int, out: int, sizes: tuple[int, int, int, int], is_backward: bool, like: Any
-) -> None:
+def rotate(x: int, cos: int, sin: int, out: int, sizes: tuple[int, int, int, int], others: int, is_backward: bool,
+           likes: tuple[Any, Any]) -> None:  # fmt: skip
     """Write heads [N, H, D] rotated, or the gradient of what was rotated.
 
         out = x * cos + roll(x, D / 2) * sin;  gradient: x * cos + roll(x * sin, D / 2)
 
     Args:
-        x: [N, H, D], the heads of a token one after another.
+        x: [N, H, D], the heads of a token one after another, then the other heads.
         cos: [N, D].
         sin: [N, D], its first half negated.
-        out: [N, H, D].
+        out: [N, H, D] with the other heads of `x` as they are.
         sizes: N, H, D and the distance between the tokens of `x`, in numbers.
+        others: number of the other heads.
         is_backward: write the gradient.
-        like: data type of all of these.
+        likes: data types of `x`, and of the rest.
     """
-    y, c, s, z = pointer(x, like), pointer(cos, like), pointer(sin, like), pointer(out, like)
+    like, like_out = likes
+    y, c, s, z = pointer(x, like), pointer(cos, like_out), pointer(sin, like_out), pointer(out, like_out)
     rows, heads, size, distance = sizes
     half = size // 2
     for row in range(rows):
         turn = row * size
         own, other = (turn + half, turn) if is_backward else (turn, turn + half)
         for head in range(heads):
-            at, to = row * distance + head * size, (row * heads + head) * size
+            at, to = row * distance + head * size, (row * (heads + others) + head) * size
             for i in range(half):
                 one, two = load(y, at + i), load(y, at + half + i)
                 store(z, to + i, one * load(c, turn + i) + two * load(s, own + i))
                 store(z, to + half + i, two * load(c, turn + half + i) + one * load(s, other + i))
+        at, to = row * distance + heads * size, (row * (heads + others) + heads) * size
+        for i in range(others * size):
+            store(z, to + i, load(y, at + i))
+
+
+@kernel
+def column_sums(x: int, out: int, buffer: int, rows: int, size: int, like: Any) -> None:
+    """Add up the columns of [N, d].
+
+    Args:
+        x: [N, d].
+        out: zeros [d] in float32.
+        buffer: [d] in float32.
+        rows: N.
+        size: d.
+        like: data type of `x`.
+    """
+    y, sums, part = pointer(x, like), pointer(out, F0), pointer(buffer, F0)
+    for first in range(0, rows, SUMMED_ROWS):
+        for i in range(size):
+            part[i] = F0
+        for row in range(first, min(rows, first + SUMMED_ROWS)):
+            for i in range(size):
+                part[i] += load(y, row * size + i)
+        for i in range(size):
+            sums[i] += part[i]
