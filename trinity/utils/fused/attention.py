@@ -14,16 +14,19 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit
 
 from trinity.utils.fused.machine import exact_kernel, exponential, kernel, load, pointer
 from trinity.utils.fused.rows import COLUMNS, slopes, weigh
-from trinity.utils.fused.tile import multiply
+from trinity.utils.fused.tile import multiply, multiply_double
 from trinity.utils.fused.vectors import WIDTH
 
 KEYS, QUERIES = COLUMNS, 24
 """Keys and queries of a block: its scores, 6 KB, stay in the first cache."""
 F0 = np.float32(0)
+IS_DOUBLE = torch.cpu._is_avx512_supported()
+"""Sums of two vectors a row stay in registers, of which there are 32."""
 PAIR = 5
 """Numbers of a pair of spans: first key, keys, first query, queries, place of the first query among the keys."""
 
@@ -64,17 +67,29 @@ def _in_panels(x: Any, at: int, distance: int, out: Any, rows: int, size: int) -
 @njit(inline="always")
 def _products(rows: int, panels: int, out: int, count: int, size: int, num_keys: int) -> None:
     """Write the products [count, KEYS] of rows [count, D] with packed keys."""
-    for panel in range(_panels(num_keys)):
-        place = panels + 4 * panel * WIDTH * size
-        multiply(rows, (size, 1), place, out + 4 * panel * WIDTH, (WIDTH, KEYS), count, size, False)
+    panel, number, apart = 0, _panels(num_keys), WIDTH * size
+    while panel < number:
+        place, to = panels + 4 * panel * apart, out + 4 * panel * WIDTH
+        if IS_DOUBLE and panel + 1 < number:
+            multiply_double(rows, (size, 1), place, to, (WIDTH, KEYS), count, size, False, apart)
+            panel += 2
+        else:
+            multiply(rows, (size, 1), place, to, (WIDTH, KEYS), count, size, False)
+            panel += 1
 
 
 @njit(inline="always")
 def _sums(a: int, of_a: tuple[int, int], b: int, c: int, steps: tuple[int, int], rows: int, terms: int,
           size: int) -> None:  # fmt: skip
     """Add a [rows, terms] b [terms, D] to c."""
-    for column in range(0, size, WIDTH):
-        multiply(a, of_a, b + 4 * column, c + 4 * column, steps, rows, terms, True)
+    column = 0
+    while column < size:
+        if IS_DOUBLE and column + WIDTH < size:
+            multiply_double(a, of_a, b + 4 * column, c + 4 * column, steps, rows, terms, True, WIDTH)
+            column += 2 * WIDTH
+        else:
+            multiply(a, of_a, b + 4 * column, c + 4 * column, steps, rows, terms, True)
+            column += WIDTH
 
 
 @njit(inline="always")
@@ -186,8 +201,9 @@ def forward(
         begin = end
     for place in range(num_tokens * num_queries):
         total = max(state[2 * place + 1], np.float32(1e-37))  # a query that no pair holds
+        share = np.float32(1) / total
         for i in range(size):
-            out[place * size + i] /= total
+            out[place * size + i] *= share
         state[2 * place] += np.float32(math.log(total))
 
 
