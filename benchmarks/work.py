@@ -33,7 +33,7 @@ class Work:
     new_tokens: int
     prompt_tokens: int = 0
     turns: int = 1
-    micro_tokens: int = 32 * 80
+    micro_tokens: int = 64 * 80
 
 
 WORKS = {
