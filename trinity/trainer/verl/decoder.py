@@ -123,12 +123,12 @@ class _Layer(nn.Module):
         """
         if not recompute:
             return self._compute(hidden, added, cos, sin, packed, is_last)
+        stream = hidden if added is None else hidden + added
+        return checkpoint(self._summed, stream, cos, sin, packed, is_last, use_reentrant=False), None
 
-        def summed(stream: Tensor) -> Tensor:
-            first, second = self._compute(stream, None, cos, sin, packed, is_last)
-            return first + second
-
-        return checkpoint(summed, hidden if added is None else hidden + added, use_reentrant=False), None
+    def _summed(self, stream: Tensor, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool) -> Tensor:
+        hidden, added = self._compute(stream, None, cos, sin, packed, is_last)
+        return hidden + added
 
     def _compute(
         self, hidden: Tensor, added: Tensor | None, cos: Tensor, sin: Tensor, packed: Packed, is_last: bool
