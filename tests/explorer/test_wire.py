@@ -11,7 +11,7 @@ import torch
 
 from trinity.common.errors import DataError, EngineError, NotAvailableError
 from trinity.common.experience import Experience
-from trinity.common.models.turns import Said
+from trinity.common.models.said import Said
 from trinity.explorer.api.endpoint import Endpoint
 from trinity.explorer.isolation.child import DistantEngine
 from trinity.explorer.isolation.requested import RequestedCalls

@@ -8,8 +8,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from trinity.buffer.checks import feature_fault, missing_columns, missing_features
 from trinity.buffer.data_files import one_place
 from trinity.buffer.dataset import Table, check_unchanged, fingerprint, load_table
@@ -26,13 +24,14 @@ from trinity.buffer.training_rows import decoded, form_of, training_row_faults
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.config.row_schemas import SCHEMAS
 from trinity.common.errors import DataError, EnvironmentProblem
-from trinity.common.experience import EID, Experience
 from trinity.common.images.reading import UnreadableImage
 from trinity.common.models.chat_template import check_template
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from trinity.common.experience import Experience
 
 OverlongPolicy = Literal["drop", "truncate", "error"]
 MAX_CACHED_BYTES = 512 * 1024 * 1024
@@ -330,6 +329,10 @@ class DatasetReader:
         return None if self.overlong == "drop" else tokenized.shortened(limit)
 
     def _experience(self, tokenized: TokenizedRow, number: int, *, epoch: int) -> Experience:
+        import torch  # takes seconds to import, and who only looks at rows needs no experience
+
+        from trinity.common.experience import EID, Experience
+
         prompt, response = tokenized.tokens[: tokenized.prompt_length], tokenized.tokens[tokenized.prompt_length :]
         is_pair = tokenized.rejected is not None
         return Experience(

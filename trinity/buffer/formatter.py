@@ -3,6 +3,8 @@
 A row is a conversation to imitate, a pair of responses for preference training, or a text to continue. The prompt's
 tokens are those that the engine sees in a chat: the chat template with the opening of an assistant's message. A
 response ends with the end-of-turn token that the template writes.
+
+Rows without images need no torch, so that a preview of them does not wait for its import.
 """
 
 from __future__ import annotations
@@ -11,22 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
 from trinity.buffer.checks import Fault
 from trinity.buffer.prepared_images import answers_have_images, with_row_images
 from trinity.buffer.training_rows import Message, prompt_messages, split_pair
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.errors import ConfigError, DataError
 from trinity.common.images.messages import has_images
-from trinity.common.images.picture import Picture, as_inputs, plain
-from trinity.common.images.prepared import PreparedImages
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import encode_text
 from trinity.common.models.vocabulary import stop_token_ids
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+    from trinity.common.images.picture import Picture
+    from trinity.common.images.prepared import PreparedImages
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,8 @@ class SFTFormatter(_ChatFormatter):
         """Return the row with the tokens of its images in its prompt."""
         if not pictures or self.images is None:
             return row
+        from trinity.common.images.picture import as_inputs, plain  # with torch, whose import takes seconds
+
         response = row.tokens[row.prompt_length :]
         if self.images.image_token in response:
             raise DataError("a response has the token of an image, and no image", code="E4032")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DataError
 from trinity.common.images.messages import MisplacedImages, has_images, with_images
-from trinity.common.images.picture import ImageReader
-from trinity.common.images.prepared import PreparedImages
 from trinity.common.images.reading import images_of
 from trinity.common.models.families import VISION
+
+if TYPE_CHECKING:
+    from trinity.common.images.prepared import PreparedImages
 
 Message = dict[str, Any]
 
@@ -27,7 +28,10 @@ def open_images(folder: str | Path) -> PreparedImages | None:
     """
     if _stated_type(Path(folder)) not in (None, *VISION):
         return None
-    from transformers import AutoConfig  # imported only if needed: it takes seconds
+    from transformers import AutoConfig  # imported only if needed: they take seconds
+
+    from trinity.common.images.picture import ImageReader
+    from trinity.common.images.prepared import PreparedImages
 
     try:
         config: Any = AutoConfig.from_pretrained(str(folder))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from trinity.buffer.formatter import TokenizedRow
 from trinity.buffer.sql_tables import ExperienceTable
 from trinity.common.errors import DataError
-from trinity.common.experience import Experience
 from trinity.common.models.chat_template import decode_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from trinity.common.experience import Experience
 
 NUM_COMPARED = 32
 
@@ -51,6 +52,8 @@ class RecordedFormatter:
         return tokenized(self._experience(values), self.tokenizer)
 
     def _experience(self, values: Mapping[str, Any]) -> Experience:
+        from trinity.common.experience import Experience  # with torch, whose import takes seconds
+
         return Experience.deserialize(self.table.payload(values["id"]))
 
 

@@ -27,7 +27,7 @@ from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import decode_tokens, encode_text, render_chat
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.masking import masked_conversation
-from trinity.common.models.turns import Said
+from trinity.common.models.said import Said
 from trinity.common.models.vocabulary import stop_token_ids
 from trinity.common.models.watching import note_prompt
 from trinity.common.weights import Ticket, update_from

@@ -14,7 +14,8 @@ from trinity.common.experience import Experience
 from trinity.common.models import turns as turns_of
 from trinity.common.models.answers import AnswerRenderer
 from trinity.common.models.chat_template import decode_tokens, render_chat
-from trinity.common.models.turns import Said, Turns
+from trinity.common.models.said import Said
+from trinity.common.models.turns import Turns
 
 ASK = [{"role": "user", "content": "the sum of one and two"}]
 MORE = {"role": "user", "content": "and in 数学?"}

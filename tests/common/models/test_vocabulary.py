@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tests.engine.engines import engine, run
 from tests.tiny import EOS, tiny_model
-from trinity.common.models.vocabulary import drawable, known_ids
+from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.vocabulary import drawable, known_ids, stop_token_ids
 
 FAR, ADDED, ROWS = 95, 97, 100
 
@@ -66,3 +68,17 @@ def test_an_engine_draws_the_far_ids_and_no_unknown_one(
     assert {FAR, ADDED} <= drawn <= set(known_ids(tokenizer))
     assert any(response[-1] == FAR and len(response) < 24 for response in responses[:192]), "it ends a response"
     assert all(FAR not in response[:11] and len(response) == 12 for response in responses[192:])
+
+
+@pytest.mark.parametrize("written", ["{", "3", "null", '{"eos_token_id": [7, 5]}', '{"eos_token_id": 7}', "{}"])
+def test_stop_ids_are_read_from_the_models_file(written: str, gappy: tuple[Path, PreTrainedModel, Any]) -> None:
+    folder, _, tokenizer = gappy
+    (folder / "generation_config.json").write_text(written)
+    if written in ("{", "3", "null"):
+        with pytest.raises(EnvironmentProblem, match="cannot read .*generation_config.json") as caught:
+            stop_token_ids(str(folder), tokenizer)
+        assert caught.value.code == "E3102"
+        return
+    named = GenerationConfig.from_pretrained(folder).eos_token_id  # what others read there
+    ids = [named] if isinstance(named, int) else named or []
+    assert stop_token_ids(str(folder), tokenizer) == sorted({FAR, *ids})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.common.errors import DataError, EnvironmentProblem
 from trinity.common.models.chat_template import chat_text, decode_tokens, encode_text
-from trinity.common.models.turns import Said
+from trinity.common.models.said import Said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

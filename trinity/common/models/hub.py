@@ -17,6 +17,22 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 logger = get_logger("launch")
 
 
+def model_folder(model_path: str) -> Path:
+    """Return the folder of a model.
+
+    A model given by hub id is first downloaded to the local hub cache if it is not there.
+
+    Raises:
+        EnvironmentProblem: neither a folder nor a hub id that can be fetched (E3101).
+    """
+    folder = Path(model_path).expanduser()
+    if folder.is_dir():
+        return folder
+    if not is_hub_id(model_path):
+        raise EnvironmentProblem(f"model.model_path {model_path!r} is neither a folder nor a hub id", code="E3101")
+    return fetched_model(model_path)
+
+
 def is_hub_id(path: str) -> bool:
     """Return whether a path is a hub id `owner/name`.
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from trinity.common.experience import Experience
-from trinity.common.models.turns import Said
+from trinity.common.models.said import Said
 from trinity.common.weights import Ticket
 
 Messages = Sequence[dict[str, Any]]

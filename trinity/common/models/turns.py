@@ -16,9 +16,10 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from trinity.common.experience import Experience
+from trinity.common.models.said import Said
 from trinity.common.models.trajectories import goes_on_from
 from trinity.utils.log import get_logger
 
@@ -26,20 +27,6 @@ logger = get_logger("explorer")
 
 MAX_ANSWERS = 4096
 """Answers that are kept; those that were used last."""
-
-
-class Said(NamedTuple):
-    """The tokens of the beginning of a conversation.
-
-    Attributes:
-        messages: number of messages; the last one is an answer.
-        tokens: prompt and response of the call that gave the answer.
-        prompt_length: number of tokens of the prompt.
-    """
-
-    messages: int
-    tokens: list[int]
-    prompt_length: int
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trinity.common.models.weights import model_folder
+from trinity.common.errors import EnvironmentProblem
+from trinity.common.models.hub import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,13 +54,17 @@ def stop_token_ids(model_path: str, tokenizer: PreTrainedTokenizerBase) -> list[
     """Return the ids that end a response.
 
     They are those of `generation_config.json` and the tokenizer's end of sequence.
-    """
-    from transformers import GenerationConfig
 
+    Raises:
+        EnvironmentProblem: no such model (E3101), or a file that cannot be read (E3102).
+    """
     found: set[int] = set()
-    folder = model_folder(model_path)
-    if (folder / "generation_config.json").is_file():
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    file = model_folder(model_path) / "generation_config.json"
+    if file.is_file():
+        try:
+            named = dict(json.loads(file.read_text(encoding="utf-8"))).get("eos_token_id")
+        except (OSError, TypeError, ValueError) as error:
+            raise EnvironmentProblem(f"cannot read {file}: {error}", code="E3102") from error
         found |= {named} if isinstance(named, int) else set(named or [])
     if tokenizer.eos_token_id is not None:
         found.add(int(tokenizer.eos_token_id))

@@ -10,24 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trinity.common.errors import EnvironmentProblem, SyncError
-from trinity.common.models.hub import INDEX, SINGLE, fetched_model, is_hub_id
-
-
-def model_folder(model_path: str) -> Path:
-    """Return the folder of a model.
-
-    A model given by hub id is first downloaded to the local hub cache if it is not there.
-
-    Raises:
-        EnvironmentProblem: neither a folder nor a hub id that can be fetched (E3101).
-    """
-    folder = Path(model_path).expanduser()
-    if folder.is_dir():
-        return folder
-    if not is_hub_id(model_path):
-        raise EnvironmentProblem(f"model.model_path {model_path!r} is neither a folder nor a hub id", code="E3101")
-    return fetched_model(model_path)
+from trinity.common.errors import SyncError
+from trinity.common.models.hub import INDEX, SINGLE
 
 
 def has_safetensors(folder: Path) -> bool:

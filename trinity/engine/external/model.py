@@ -23,7 +23,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.call_timeout import call_timeout_s
 from trinity.common.models.chat_template import encode_text, load_tokenizer, render_chat
 from trinity.common.models.generate_params import GenerateParams
-from trinity.common.models.turns import Said
+from trinity.common.models.said import Said
 from trinity.common.weights import Ticket
 from trinity.engine.external.answer import EndpointAnswer, read_answer
 from trinity.engine.external.client import ExternalClient

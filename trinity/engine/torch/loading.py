@@ -13,9 +13,10 @@ from transformers import PreTrainedConfig
 
 from trinity.common.errors import EngineError, EnvironmentProblem, SyncError
 from trinity.common.models.families import engine_problem
+from trinity.common.models.hub import model_folder
 from trinity.common.models.model_config import read_model_config
 from trinity.common.models.vision import is_vision, language_config, module_name
-from trinity.common.models.weights import copy_weights, has_safetensors, model_folder, read_tensors
+from trinity.common.models.weights import copy_weights, has_safetensors, read_tensors
 from trinity.engine.torch.decoder import Decoder
 from trinity.engine.torch.fast_decoder import FastDecoder, is_fast
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.families import vllm_problem
+from trinity.common.models.hub import model_folder
 from trinity.common.models.model_config import read_model_config
 from trinity.common.models.vision import is_vision
-from trinity.common.models.weights import check_names, has_safetensors, model_folder, read_tensors
+from trinity.common.models.weights import check_names, has_safetensors, read_tensors
 from trinity.engine.vllm.checkpoint_names import CheckpointNames
 
 # Names of the data types in files of safetensors.

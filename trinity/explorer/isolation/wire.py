@@ -15,7 +15,7 @@ from torch import Tensor
 from trinity.common import errors
 from trinity.common.errors import EngineError, ExitCode, TrinityError
 from trinity.common.experience import Experience
-from trinity.common.models.turns import Said
+from trinity.common.models.said import Said
 from trinity.common.payload import decode, encode, parts
 from trinity.runtime.base import RemoteError
 from trinity.runtime.failure import user_place

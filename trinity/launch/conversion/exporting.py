@@ -16,9 +16,8 @@ from torch import Tensor
 
 from trinity.common.constants import LORA_FOLDER
 from trinity.common.errors import CheckpointError, ConfigError
-from trinity.common.models.hub import INDEX
+from trinity.common.models.hub import INDEX, model_folder
 from trinity.common.models.shards import check_intact
-from trinity.common.models.weights import model_folder
 from trinity.launch.conversion.adapters import with_adapter
 from trinity.launch.conversion.card import card_of
 from trinity.launch.conversion.output import RECORD, UnfinishedFolder, opened

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from trinity.common.constants import LORA_FOLDER
 from trinity.common.errors import CheckpointError
+from trinity.common.models.hub import model_folder
 from trinity.common.models.shards import RankShards, has_shards
 from trinity.common.models.utils import get_checkpoint_dir_with_step_num
-from trinity.common.models.weights import has_safetensors, model_folder, weight_files
+from trinity.common.models.weights import has_safetensors, weight_files
 
 HUGGINGFACE = "huggingface"
 _STEP = re.compile(r"global_step_(\d+)")
