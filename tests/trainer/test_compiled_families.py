@@ -5,7 +5,9 @@ Under autocast many families give queries and keys in float32, and values in bfl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -109,14 +111,15 @@ def computed(model: PreTrainedModel, decoder: PackedDecoder, packed: Packed) -> 
 def test_a_family_is_trained_by_kernels_and_with_shared_prefixes_as_without(
     family: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_calls, compiled = 0, attention.compiled_attend
+    num_calls = 0
 
-    def counted(*args: Tensor, **options: bool) -> Tensor:
+    def counted(compiled: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
         nonlocal num_calls
         num_calls += 1
         return compiled(*args, **options)
 
-    monkeypatch.setattr(attention, "compiled_attend", counted)
+    for name in ("compiled_attend", "compiled_attend_heads"):
+        monkeypatch.setattr(attention, name, partial(counted, getattr(attention, name)))
     model = tiny_model(case_config(family, variant))
     try:
         decoder = make_decoder(model, dtype=torch.bfloat16, recompute=False)
