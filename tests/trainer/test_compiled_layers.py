@@ -146,3 +146,9 @@ def test_a_deterministic_run_uses_no_kernel(is_deterministic: bool) -> None:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_rotation_of_several_data_types_is_refused() -> None:
+    heads, cos, sin = torch.zeros(4, 2, 32), *(torch.zeros(4, 1, 32).bfloat16() for _ in range(2))
+    with pytest.raises(TypeError, match="one data type"):
+        CompiledRotation.apply(heads, cos, sin)

@@ -51,3 +51,26 @@ def test_what_is_written_into_a_compiled_weight_is_multiplied(is_shared: bool) -
         for _ in range(2):
             assert torch.equal(kept.product(x), x @ wanted.t())
     assert torch.equal(kept.plain(), first)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 15, 24])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_product_of_two_vectors_a_row_has_the_bits_of_one(rows: int, adds: bool) -> None:
+    """Each processor uses one of the two; vectors of a term may lie together or apart."""
+    from trinity.utils.fused.tile import multiply, multiply_double
+    from trinity.utils.fused.vectors import WIDTH
+
+    generator, terms = torch.Generator().manual_seed(rows), 37
+    a, b = torch.randn(rows, terms, generator=generator), torch.randn(2, terms, WIDTH, generator=generator)
+    start = torch.randn(rows, 2 * WIDTH, generator=generator)
+    together = b.transpose(0, 1).reshape(terms, 2 * WIDTH).contiguous()
+    one, other, apart = start.clone(), start.clone(), start.clone()
+    for half in range(2):
+        place = one.data_ptr() + 4 * WIDTH * half
+        multiply(a.data_ptr(), (terms, 1), b[half].data_ptr(), place, (WIDTH, 2 * WIDTH), rows, terms, adds)
+    for out, factor, step, distance in ((other, b, WIDTH, terms * WIDTH), (apart, together, 2 * WIDTH, WIDTH)):
+        places = a.data_ptr(), (terms, 1), factor.data_ptr(), out.data_ptr()
+        multiply_double(*places, (step, 2 * WIDTH), rows, terms, adds, distance)
+    assert torch.equal(one, other) and torch.equal(one, apart)
+    wanted = a.double() @ together.double() + start.double() * adds
+    assert torch.allclose(one.double(), wanted, atol=1e-5)

@@ -238,13 +238,7 @@ def compiled_attend_heads(
 ) -> Float[Tensor, "N _"]:
     """Return what `compiled_attend` does of heads that are not rotated yet.
 
-    Args:
-        heads: queries, keys and values of a token.
-        cos: of the positions, in the data type of `heads`.
-        sin: likewise, its first half negated.
-        packed: the micro-batch.
-        numbers: heads of queries, and of keys.
-        is_scored_only: see `compiled_attend`.
+    The arguments are those of `attention.attend_heads`.
     """
     pairs = torch.tensor(pairs_of(packed, is_scored_only=is_scored_only))
     out: Tensor = _HeadAttention.apply(heads, cos, sin, pairs, numbers, heads.shape[2] ** -0.5)

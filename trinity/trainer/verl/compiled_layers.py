@@ -153,14 +153,17 @@ def rotated(
     others: int = 0,
     is_backward: bool = False,
 ) -> Float[Tensor, "N heads D"]:
-    """Return rotated heads, or the gradient of what was rotated, as `cos`.
+    """Return rotated heads, or the gradient of what was rotated.
 
     Args:
-        x: the heads of a token one after another.
-        cos: of the positions.
+        x: the heads of a token one after another; a gradient may be of another data type than the result.
+        cos: of the positions, in the data type of the result.
         sin: likewise, its first half negated.
         others: the last heads, which are only copied.
         is_backward: return the gradient.
+
+    Raises:
+        TypeError: heads, cosine and sine have several data types.
     """
     from trinity.utils.fused import training
     from trinity.utils.fused.machine import LIKE, like_of
@@ -168,7 +171,8 @@ def rotated(
     out = torch.empty(x.shape, dtype=cos.dtype)
     addresses = (t.data_ptr() for t in (x, cos, sin, out))
     sizes = (x.shape[0], x.shape[1] - others, x.shape[2], x.stride(0))
-    training.rotate(*addresses, sizes, others, is_backward, (LIKE[x.dtype], like_of(cos, sin)))
+    likes = LIKE[x.dtype], like_of(cos, sin) if is_backward else like_of(x, cos, sin)
+    training.rotate(*addresses, sizes, others, is_backward, likes)
     return out
 
 

@@ -115,11 +115,19 @@ class _Layer(nn.Module):
         is_last: bool,
         recompute: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the residual stream after the layer in two summands [n, d].
+        """Return the residual stream after the layer as two summands.
 
-        The last layer returns the scored positions only. So are the arguments `hidden` and `added` two summands [n, d],
-        of which the second may be missing; `cos` and `sin` are [N, 1, D]. The next norm takes their sum as it reads
-        them; where layers are recomputed, which keeps what goes into each, it is one tensor.
+        The next norm adds them up as it reads them. Where layers are recomputed, what goes into each is kept, so that
+        the sum is returned, and None.
+
+        Args:
+            hidden: first summand of the stream before the layer, [n, d].
+            added: the second one, [n, d]; None: there is none.
+            cos: of the positions, [N, 1, D].
+            sin: likewise, its first half negated.
+            packed: the micro-batch.
+            is_last: return the scored positions only.
+            recompute: recompute the layer in the backward pass.
         """
         if not recompute:
             return self._compute(hidden, added, cos, sin, packed, is_last)

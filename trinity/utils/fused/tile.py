@@ -18,37 +18,40 @@ from numba.extending import intrinsic
 from trinity.utils.fused.machine import exact_kernel
 from trinity.utils.fused.vectors import FLOAT, LINE, WIDTH, WORD, ask, fused, pointed, spread, zeros
 
+Write = Callable[[Any, list[Any], int], None]
+
 
 def _tile(rows: int) -> Any:
-    """Return c [R, W] (+)= a [R, K] b [K, W] as a compiled function."""
+    """Return c [R, W] (+)= a [R, K] b [K, W]; `more` is what to ask for."""
 
-    @intrinsic
-    def tile(typingctx: Any, a: Any, of_a: Any, b: Any, c: Any, steps: Any, count: Any, adds: Any, ahead: Any) -> Any:
-        word, pair = types.int64, types.UniTuple(types.int64, 2)
-        signature = types.void(word, pair, word, word, pair, word, types.boolean, pair)
+    def write(builder: Any, arguments: list[Any], rows: int) -> None:
+        *others, ahead = arguments
+        first, step = (builder.extract_value(ahead, i) for i in range(2))
+        _generate(builder, others, rows, lambda at: ask(builder, builder.add(first, builder.mul(at, step))))
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            *others, ahead = arguments
-            first, step = (builder.extract_value(ahead, i) for i in range(2))
-            _generate(builder, others, rows, lambda at: ask(builder, builder.add(first, builder.mul(at, step))))
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return tile
+    return _compiled(rows, types.UniTuple(types.int64, 2), write)
 
 
 def _double_tile(rows: int) -> Any:
-    """Return c [R, 2 W] (+)= a [R, K] b [K, 2 W] as a compiled function."""
+    """Return c [R, 2 W] (+)= a [R, K] b [K, 2 W]; `more` is `apart`."""
+
+    def write(builder: Any, arguments: list[Any], rows: int) -> None:
+        *others, apart = arguments
+        _generate(builder, others, rows, lambda at: None, (WORD(0), builder.mul(apart, WORD(4))))
+
+    return _compiled(rows, types.int64, write)
+
+
+def _compiled(rows: int, last: Any, write: Write) -> Any:
+    """Return a function of R rows, whose last argument is of the type `last`."""
 
     @intrinsic
-    def tile(typingctx: Any, a: Any, of_a: Any, b: Any, c: Any, steps: Any, count: Any, adds: Any, apart: Any) -> Any:
+    def tile(typingctx: Any, a: Any, of_a: Any, b: Any, c: Any, steps: Any, count: Any, adds: Any, more: Any) -> Any:
         word, pair = types.int64, types.UniTuple(types.int64, 2)
-        signature = types.void(word, pair, word, word, pair, word, types.boolean, word)
+        signature = types.void(word, pair, word, word, pair, word, types.boolean, last)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            *others, apart = arguments
-            _generate(builder, others, rows, lambda at: None, (WORD(0), builder.mul(apart, WORD(4))))
+            write(builder, arguments, rows)
             return context.get_dummy_value()
 
         return signature, generate
