@@ -47,16 +47,19 @@ def preview(
     """
     path = chosen_file(file, config)
     with ended_with():
-        from trinity.launch.trial.dataset_preview import datasets_previewed
         from trinity.launch.trial.overlaps import note_shared
         from trinity.launch.trial.preview import TasksetPreview, previewed
         from trinity.launch.trial.stage import TrialOptions, data_stages, has_tasks
+        from trinity.preflight.data import training_datasets
 
         options = TrialOptions(tuple(set_ or ()), tuple(plugin_dir or ()), stage)
         found: list[TasksetPreview | DatasetPreview] = []
         for each in data_stages(path, options):
             found += previewed(each, num_shown=number) if has_tasks(each) else []
-            found += datasets_previewed(each, num_shown=number, num_places=MOST_BAD, num_measured=measured)
+            if any(training_datasets(each)):  # tasks are not to wait for what reads databases, half a second
+                from trinity.launch.trial.dataset_preview import datasets_previewed
+
+                found += datasets_previewed(each, num_shown=number, num_places=MOST_BAD, num_measured=measured)
         evaluated = [each for each in found if isinstance(each, TasksetPreview) and each.is_eval]
         trained = [each for each in found if not any(each is other for other in evaluated)]
         for taskset in evaluated:
