@@ -64,29 +64,24 @@ class AnswerRenderer:
         self._options: dict[str, Any] = {"chat_template": chat_template, "enable_thinking": enable_thinking}
 
     def each(
-        self,
-        prompt: Sequence[Message],
-        answers: Sequence[Message],
-        tools: list[Message] | None = None,
-        *,
-        as_said: bool = False,
+        self, prompt: Sequence[Message], answers: Sequence[Message], tools: list[Message] | None = None
     ) -> tuple[list[int], list[list[int]]]:
         """Return the tokens of a prompt and of each of its answers.
+
+        An answer is what the template writes after the opening of the prompt, which may hold more than its text (an
+        empty thought) or less (stripped whitespace).
 
         Args:
             prompt: the messages before the answers.
             answers: messages of the assistant; each alone follows the prompt.
             tools: tool descriptions for the template.
-            as_said: take a message's text literally. Otherwise take what the template writes after the opening, which
-                may hold more (an empty thought) or less (stripped whitespace). An answer that is more than text, such
-                as tool calls, is always taken as the template writes it.
 
         Raises:
             DataError: the template writes nothing for an answer, or an answer without text differs from its opening
                 (E4021).
         """
         text = self._text(prompt, tools, is_prompt=True)
-        written = [self._answer([*prompt, answer], tools, text, as_said=as_said) for answer in answers]
+        written = [self._answer([*prompt, answer], tools, text, as_said=False) for answer in answers]
         tokens = self._tokens(text)
         return tokens, [self._response(tokens, text, answer) for answer in written]
 
@@ -101,7 +96,8 @@ class AnswerRenderer:
         Args:
             messages: the conversation.
             tools: tool descriptions for the template.
-            as_said: see `each`.
+            as_said: take a message's text literally, not what the template writes of it; see `each`. An answer that is
+                more than text, such as tool calls, is always taken as the template writes it.
             way_out: advice in the error for a conversation that is not one sequence.
 
         Raises:
