@@ -54,19 +54,20 @@ _SOURCE = _object(
     data={**_TEXT, "pattern": "^([A-Za-z0-9+/]{4}){0,40}$"},
 )
 # Values that a check in code refuses all the same are not all said here; those that are said are what clients send.
-CHAT_MESSAGES = _list_of(
-    _object(
-        ("role", "content"),
-        role={"enum": ["system", "user", "assistant", "tool"]},
-        content=_parts(*_texts("text"), _IMAGE),
-        name=_TEXT,
-        reasoning_content=_TEXT,
-        tool_call_id=_TEXT,
-        tool_calls={
-            "type": "array",
-            "items": _object(("id", "type", "function"), id=_TEXT, type={"const": "function"}, function=_CALLED),
-        },
-    )
+_CALLS = {
+    "type": "array",
+    "items": _object(("id", "type", "function"), id=_TEXT, type={"const": "function"}, function=_CALLED),
+}
+
+
+def _chat_message(roles: list[str], *parts: dict[str, Any]) -> dict[str, Any]:
+    texts = dict.fromkeys(("name", "reasoning_content", "tool_call_id"), _TEXT)
+    return _object(("role", "content"), role={"enum": roles}, content=_parts(*parts), tool_calls=_CALLS, **texts)
+
+
+CHAT_MESSAGES = _either_of(
+    _chat_message(["user"], *_texts("text"), _IMAGE),
+    _chat_message(["system", "assistant", "tool"], *_texts("text")),
 )
 TOOLS = _list_of(_object(("type", "function"), type={"const": "function"}, function=_FUNCTION))
 _OF_USER = (
