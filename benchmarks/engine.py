@@ -25,6 +25,8 @@ sys.path.insert(0, str(HERE.parent))
 
 import prompts  # noqa: E402
 
+from trinity.runtime.allocator import allocator_variables  # noqa: E402
+
 
 @dataclass(frozen=True)
 class Work:
@@ -142,6 +144,7 @@ def _child(arguments: argparse.Namespace, name: str, side: str, folder: Path) ->
         command += ["--deterministic"] if arguments.deterministic else []
         command += ["--conversations", str(arguments.conversations)] if arguments.conversations else []
     environment = os.environ | prompts.PASSIVE | {"OMP_NUM_THREADS": str(arguments.threads)}
+    environment |= {} if side == "vllm" else allocator_variables(environment)  # as `trinity run` does
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=arguments.timeout
     )

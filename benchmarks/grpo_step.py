@@ -21,6 +21,8 @@ from typing import Any
 
 import work
 
+from trinity.runtime.allocator import allocator_variables
+
 HERE = Path(__file__).resolve().parent
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
 OURS = ("ours", "apart")
@@ -96,6 +98,7 @@ def _measured(side: str, command: list[str], *, timeout_s: float) -> dict[str, A
     """
     paths = [str(HERE.parent), str(HERE)] if side in OURS else [str(HERE)]
     environment = os.environ | PASSIVE | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment |= allocator_variables(environment) if side in OURS else {}  # as `trinity run` does
     done = subprocess.run(
         command, env=environment, cwd=HERE, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
     )

@@ -66,22 +66,56 @@ def test_threads_use_the_memory_that_others_have_freed() -> None:
 
 
 @on_linux
-@pytest.mark.skipif(not allocator_variables({}), reason="this C library joins freed pieces by itself")
+@pytest.mark.skipif("tcache" not in str(allocator_variables({})), reason="this C library joins freed pieces by itself")
 def test_an_older_c_library_holds_more_without_the_settings() -> None:
     in_one_pool, in_pools_of_threads = _held({}), _held({ARENAS_VARIABLE: "8"})  # what the user set stays
     assert 300 < in_one_pool < 500 < in_pools_of_threads
 
 
 def test_what_the_user_set_of_the_c_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_libc_version", lambda: (2, 36))
-    assert allocator_variables({}) == {VARIABLE: "glibc.malloc.tcache_count=0"}
-    assert allocator_variables({VARIABLE: "glibc.malloc.perturb=1"}) == {
-        VARIABLE: "glibc.malloc.perturb=1:glibc.malloc.tcache_count=0"
-    }
-    assert allocator_variables({VARIABLE: "glibc.malloc.tcache_count=3"}) == {}
-    for other in ((2, 39), None):
-        monkeypatch.setattr(allocator, "_libc_version", lambda other=other: other)
-        assert allocator_variables({}) == {}
+    cache, huge = "glibc.malloc.tcache_count=0", "glibc.malloc.hugetlb=1"
+    for version, given, wanted in (
+        ((2, 36), "", f"{cache}:{huge}"),
+        ((2, 36), "glibc.malloc.perturb=1", f"glibc.malloc.perturb=1:{cache}:{huge}"),
+        ((2, 36), "glibc.malloc.tcache_count=3", f"glibc.malloc.tcache_count=3:{huge}"),
+        ((2, 36), "glibc.malloc.hugetlb=0:glibc.malloc.tcache_count=3", None),
+        ((2, 34), "", cache),
+        ((2, 39), "", huge),
+        (None, "", None),
+    ):
+        monkeypatch.setattr(allocator, "_libc_version", lambda version=version: version)
+        assert allocator_variables({VARIABLE: given}) == ({VARIABLE: wanted} if wanted else {}), (version, given)
+
+
+TENSORS = """\
+import torch
+from pathlib import Path
+from trinity.utils.memory import keep_freed_memory
+
+keep_freed_memory()
+tensors = [torch.ones(2**18) for _ in range(64)]  # 64 of 1 MiB
+asked = held = 0
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    if line.startswith("Rss:"):
+        held = int(line.split()[1]) // 1024
+    elif line.startswith("VmFlags:") and "hg" in line.split():
+        asked += held
+print(asked)
+"""
+MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not MODE.exists() or "[madvise]" not in MODE.read_text(), reason="Linux is asked for no huge pages")
+@pytest.mark.skipif("hugetlb" not in str(allocator_variables({})), reason="this C library asks for no huge pages")
+def test_huge_pages_are_asked_for_tensors() -> None:
+    kept = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    asked = []
+    for environment in (kept, kept | allocator_variables({})):
+        command = [sys.executable, "-c", TENSORS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        asked.append(int(done.stdout))
+    assert asked[0] < 16 and asked[1] >= 64, "MiB of pages that the process holds"
 
 
 @on_linux

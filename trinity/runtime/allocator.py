@@ -1,10 +1,16 @@
-"""An environment in which the C library joins the freed pieces of tensors.
+"""An environment in which the C library joins freed pieces of tensors, and keeps tensors in huge pages.
 
-PyTorch asks for memory that begins at a multiple of 64 bytes. The GNU C library before 2.39 cuts it out of a larger
+**Joined pieces.** PyTorch asks for memory that begins at a multiple of 64 bytes. The GNU C library before 2.39 cuts it out of a larger
 piece and puts both remainders, some 50 bytes each, into the thread's cache of small pieces. There they are not joined
 with the tensor's piece when that is freed, so that a tensor of the same size does not fit where the last one was: a
 process holds up to twice what it uses (https://sourceware.org/bugzilla/show_bug.cgi?id=30723). Without that cache it
-does not. Whether there is one is read when a process starts, and no call changes it later.
+does not.
+
+**Huge pages.** A step on a CPU passes over some hundred megabytes of activations, keys and values. The processor looks up
+every page of 4 KiB of them, on a virtual machine in two tables. With pages of 2 MiB, which the GNU C library asks Linux
+for since 2.35, it hardly ever does. Linux gives them where `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`.
+
+Both are read when a process starts, and no call changes them later.
 """
 
 from __future__ import annotations
@@ -15,20 +21,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "GLIBC_TUNABLES"
-_CACHE = "glibc.malloc.tcache_count"
-_MENDED = (2, 39)
+_CACHE, _HUGE = "glibc.malloc.tcache_count", "glibc.malloc.hugetlb"
+_MENDED, _ASKS_FOR_HUGE = (2, 39), (2, 35)
 _PROGRAMS = ("trinity", "__main__.py")  # the command, and `python -m trinity`
 
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what `environment` lacks; empty: nothing, or the user set it.
 
-    It is empty with other C libraries, and with versions that join the pieces.
+    It is empty with other C libraries.
     """
     version, tunables = _libc_version(), environment.get(VARIABLE, "")
-    if version is None or version >= _MENDED or _CACHE in tunables:
+    if version is None:
         return {}
-    return {VARIABLE: ":".join(filter(None, (tunables, f"{_CACHE}=0")))}
+    wanted = {_CACHE: 0} if version < _MENDED else {}
+    wanted |= {_HUGE: 1} if version >= _ASKS_FOR_HUGE else {}
+    missing = [f"{name}={value}" for name, value in wanted.items() if name not in tunables]
+    return {VARIABLE: ":".join(filter(None, (tunables, *missing)))} if missing else {}
 
 
 def begin_again() -> None:
