@@ -1,14 +1,15 @@
 """An environment in which the C library joins freed pieces of tensors, and keeps tensors in huge pages.
 
-**Joined pieces.** PyTorch asks for memory that begins at a multiple of 64 bytes. The GNU C library before 2.39 cuts it out of a larger
-piece and puts both remainders, some 50 bytes each, into the thread's cache of small pieces. There they are not joined
-with the tensor's piece when that is freed, so that a tensor of the same size does not fit where the last one was: a
-process holds up to twice what it uses (https://sourceware.org/bugzilla/show_bug.cgi?id=30723). Without that cache it
-does not.
+**Joined pieces.** PyTorch asks for memory that begins at a multiple of 64 bytes. The GNU C library before 2.39 cuts it
+out of a larger piece and puts both remainders, some 50 bytes each, into the thread's cache of small pieces. There they
+are not joined with the tensor's piece when that is freed, so that a tensor of the same size does not fit where the last
+one was: a process holds up to twice what it uses (https://sourceware.org/bugzilla/show_bug.cgi?id=30723). Without that
+cache it does not.
 
-**Huge pages.** A step on a CPU passes over some hundred megabytes of activations, keys and values. The processor looks up
-every page of 4 KiB of them, on a virtual machine in two tables. With pages of 2 MiB, which the GNU C library asks Linux
-for since 2.35, it hardly ever does. Linux gives them where `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`.
+**Huge pages.** A step on a CPU passes over some hundred megabytes of activations, keys and values. The processor looks
+up every page of 4 KiB of them, on a virtual machine in two tables. With pages of 2 MiB, which the GNU C library asks
+Linux for since 2.35, it hardly ever does. Linux gives them where `/sys/kernel/mm/transparent_hugepage/enabled` says
+`madvise`.
 
 Both are read when a process starts, and no call changes them later.
 """

@@ -31,8 +31,10 @@ def states_of(key: Key) -> Tensor:
 
 
 def reader(key: Key) -> tuple[list[int], Callable[[int, int], Tensor]]:
-    tokens = tokens_of(key)
-    return tokens, lambda start, end: states_of(key[: end // BLOCK_TOKENS])
+    def read(start: int, end: int) -> Tensor:
+        return torch.cat([states_of(key[: n + 1]) for n in range(start // BLOCK_TOKENS, end // BLOCK_TOKENS)], 2)
+
+    return tokens_of(key), read
 
 
 class Reference:
@@ -126,16 +128,11 @@ def test_eviction_takes_the_end_that_was_used_least_recently() -> None:
 
 def test_memory_of_dropped_blocks_is_free_at_once() -> None:
     cache = PrefixCache(9 * BLOCK_BYTES, block_bytes=BLOCK_BYTES)
-    seen: list[weakref.ref[Tensor]] = []
-
-    def read(start: int, end: int) -> Tensor:
-        states = states_of((start,))
-        seen.append(weakref.ref(states))
-        return states
-
     gc.disable()
     try:
-        cache.insert(tokens_of((1, 2, 3)), 0, read)
+        tokens, read = reader((1, 2, 3))
+        cache.insert(tokens, 0, read)
+        seen = [weakref.ref(states) for states in held(cache).values()]
         assert all(one() is not None for one in seen) and len(seen) == 3
         cache.find([1], 1)
         assert all(one() is None for one in seen)

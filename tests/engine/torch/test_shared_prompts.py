@@ -15,7 +15,7 @@ from trinity.engine.sample import Sample
 from trinity.engine.torch.attention import EXACT_KEYS, NumberTypes, Part, attend, attend_causal
 from trinity.engine.torch.library_attention import fused_attention
 from trinity.engine.torch.request import Request
-from trinity.engine.torch.shared_prompts import Prefix, SharedPrompts, rounded
+from trinity.engine.torch.shared_prompts import Prefix, SharedPrompts, rounded, span_of
 
 Made = tuple[Path, PreTrainedModel]
 TYPES = NumberTypes.of(torch.float32, CPU)
@@ -209,3 +209,15 @@ def test_a_part_that_weighs_nothing_changes_no_bit() -> None:
     nothing = Part(torch.randn(2, 2, 1, 4).double(), torch.full((2, 2, 1, 1), -1e30, dtype=torch.float64))
     merged = part.merged(nothing)
     assert torch.equal(merged.out, part.out) and torch.equal(merged.lse, part.lse)
+
+
+def test_a_copy_of_some_positions_is_right_for_any_layout() -> None:
+    tensors = [
+        torch.randn(5, 2, 9, 4),
+        torch.randn(5, 9, 2, 4).transpose(1, 2),
+        torch.randn(3, 6, 2, 11, 4)[1, 1:, :, 1:10],
+    ]
+    for place, start, end in ((0, 0, 9), (3, 2, 7), (4, 8, 9)):
+        found = span_of(tensors, place, start, end)
+        assert torch.equal(found, torch.stack([tensor[place, :, start:end] for tensor in tensors]))
+        assert found.untyped_storage().nbytes() == found.numel() * 4, "memory of its own"

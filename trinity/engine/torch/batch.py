@@ -258,18 +258,19 @@ class RunningBatch:
         for place, (row, token, logprob) in enumerate(zip(drawn.rows, tokens.tolist(), logprobs.tolist(), strict=True)):
             if row is None or row.slot is None:
                 continue
-            tops = _top(row, place, top)
+            params, listener = row.request.params, row.request.listener
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if row.request.listener is not None:
-                row.request.listener(row.index, token, logprob, tops)
-            self.counts.generated_tokens += 1
-            stop_text = self._stop_text(row)
-            is_stop = stop_text is not None or self._is_stop(row, token)
+            tops = _top(row, place, top) if params.top_logprobs else ()
+            if listener is not None:
+                listener(row.index, token, logprob, tops)
+            stop_text = self._stop_text(row) if params.stop else None
+            is_stop = stop_text is not None or (token in self.stop_ids and not params.ignore_eos)
             if is_stop or len(row.tokens) >= row.max_tokens:
                 self._finish(row, "stop" if is_stop else "length", stop_text)
                 self._keep(row, row.slot)
                 done.append(row.slot)
+        self.counts.generated_tokens += sum(is_open)
         self._vacate(done)
 
     def _finish(self, row: RunningRow, reason: FinishReason, stop_text: str | None) -> None:
@@ -298,9 +299,6 @@ class RunningBatch:
                 row.model_version,
                 lambda start, end: cache.span(slot, start, end, prompt_length=len(prompt)),
             )
-
-    def _is_stop(self, row: RunningRow, token: int) -> bool:
-        return not row.request.params.ignore_eos and token in self.stop_ids
 
     def _stop_text(self, row: RunningRow) -> str | None:
         """Return the stop string that the row's last token completed, or None."""
@@ -343,8 +341,6 @@ class RunningBatch:
 def _top(row: RunningRow, place: int, top: Sequence[Tensor]) -> Top:
     """Return the most probable tokens that a row asks for, and note them."""
     count = row.request.params.top_logprobs
-    if not count:
-        return ()
     values, ids = top
     found = tuple(zip(ids[place, :count].tolist(), values[place, :count].tolist(), strict=True))
     row.top.append(found)

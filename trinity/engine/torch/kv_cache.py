@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trinity.engine.torch.shared_prompts import Group, Prefix, PromptTable, SharedPrompts
+from trinity.engine.torch.shared_prompts import Group, Prefix, PromptTable, SharedPrompts, span_of
 from trinity.engine.torch.transfer import upload
 
 __all__ = ["KVCache", "Prefix"]
@@ -89,10 +89,9 @@ class KVCache:
         """
         parts = []
         if start < prompt_length:
-            parts.append(torch.stack(self._shared.span(slot, start, min(end, prompt_length))))
+            parts.append(self._shared.span(slot, start, min(end, prompt_length)))
         if end > prompt_length:
-            own = slice(max(start - prompt_length, 0), end - prompt_length)
-            parts.append(torch.stack([tensor[slot, :, own] for tensor in self.keys + self.values]))
+            parts.append(span_of(self.keys + self.values, slot, max(start - prompt_length, 0), end - prompt_length))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def release(self, slots: Sequence[int]) -> None:

@@ -107,11 +107,15 @@ class PrefixCache:
         path = self._path(tokens, num_blocks)
         self._touch(path)
         node = path[-1] if path else self._root
-        for index in range(len(path), min(num_blocks, self.max_blocks)):
-            start, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
+        first, end = len(path), min(num_blocks, self.max_blocks)
+        if first >= end:
+            return
+        states = read(first * BLOCK_TOKENS, end * BLOCK_TOKENS)
+        for index, of_block in enumerate(states.split(BLOCK_TOKENS, 2), start=first):
             if self.num_blocks == self.max_blocks:
                 self._evict()
-            node = self._add(node, tuple(tokens[start:end]), read(start, end))
+            block = tuple(tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS])
+            node = self._add(node, block, of_block if end - first == 1 else of_block.clone())
 
     def drop(self) -> None:
         """Free all blocks: the weights have changed."""

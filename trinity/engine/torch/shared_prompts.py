@@ -66,7 +66,7 @@ class Prefix:
 
         They are those from `start` to `end`.
         """
-        return torch.stack([tensor[0, :, start:end] for tensor in self.keys + self.values])
+        return span_of(self.keys + self.values, 0, start, end)
 
 
 @dataclass(frozen=True)
@@ -259,10 +259,10 @@ class SharedPrompts:
             self._forget()
         self._shelves = [shelf for shelf in self._shelves if any(shelf.slots)]
 
-    def span(self, slot: int, start: int, end: int) -> list[Tensor]:
-        """Return keys, then values [H, T, D] of part of a slot's prompt."""
+    def span(self, slot: int, start: int, end: int) -> Float[Tensor, "N H T D"]:
+        """Return a copy of keys, then values of part of a slot's prompt."""
         shelf, index = self._place_of[slot]
-        return [tensor[index, :, start:end] for tensor in shelf.keys + shelf.values]
+        return span_of(shelf.keys + shelf.values, index, start, end)
 
     def groups(self, *, is_static: bool = False) -> list[Group]:
         """Return one group per shelf, for a step of all slots up to the last used.
@@ -319,6 +319,19 @@ class SharedPrompts:
             shelf = _Shelf([_empty(t, width) for t in prefix.keys], [_empty(t, width) for t in prefix.values], [])
             self._shelves.append(shelf)
         return shelf, shelf.put(prefix, length)
+
+
+def span_of(tensors: Sequence[Tensor], place: int, start: int, end: int) -> Float[Tensor, "N H T D"]:
+    """Return a copy of the positions from `start` to `end` at one place of each of `tensors` [., H, W, D].
+
+    One view of each takes half the time of indices, which counts: there is a copy for each row.
+    """
+    views = []
+    for tensor in tensors:
+        steps, (_, heads, _, size) = tensor.stride(), tensor.shape
+        offset = tensor.storage_offset() + place * steps[0] + start * steps[2]
+        views.append(tensor.as_strided((1, heads, end - start, size), steps, offset))
+    return torch.cat(views)
 
 
 def rounded(size: int, *, least: int, an_octave: int = 4) -> int:

@@ -8,6 +8,7 @@ Dimension key: S = slots, B = rows of a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int, Shaped
@@ -19,6 +20,31 @@ from trinity.engine.torch.request import RunningRow
 from trinity.engine.torch.transfer import upload
 
 _OFF_TOP_P = 2.0
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Which sampling parameters occur among the rows in slots; see `RowParams`.
+
+    `with_least` are the rows that have a minimum length.
+    """
+
+    has_temperature: bool
+    has_greedy: bool
+    max_top_k: int
+    has_top_p: bool
+    with_least: tuple[RunningRow, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[RunningRow], num_tokens: int) -> _Facts:
+        params = [row.request.params for row in rows]
+        return cls(
+            has_temperature=any(p.temperature not in (0, 1) for p in params),
+            has_greedy=any(p.temperature == 0 for p in params),
+            max_top_k=max((p.top_k for p in params if 0 < p.top_k < num_tokens), default=0),
+            has_top_p=any(p.top_p < 1 for p in params),
+            with_least=tuple(row for row in rows if row.request.params.min_tokens),
+        )
 
 
 class Slots:
@@ -50,6 +76,7 @@ class Slots:
         self.temperature = zeros(num_slots, dtype=torch.float32) + 1.0
         self.is_greedy = zeros(num_slots, dtype=torch.bool)
         self.is_active = zeros(num_slots, dtype=torch.bool)
+        self._facts: _Facts | None = None
 
     @property
     def num_active(self) -> int:
@@ -83,6 +110,7 @@ class Slots:
         for slot, row in zip(slots, rows, strict=True):
             self.rows[slot] = row
             row.slot = slot
+        self._facts = None
         return index
 
     def release(self, slots: Sequence[int]) -> None:
@@ -93,6 +121,7 @@ class Slots:
             row, self.rows[slot] = self.rows[slot], None
             if row is not None:
                 row.slot = None
+        self._facts = None
         self._idle(upload(slots, self.token.device))
 
     def _idle(self, index: Tensor) -> None:
@@ -117,9 +146,7 @@ class Slots:
 
     def sampling(self, where: slice | Int[Tensor, "B"]) -> RowParams:
         """Return the sampling parameters [B] of the slots `where`."""
-        rows = [row for row in self.rows if row is not None]
-        params = [row.request.params for row in rows]
-        top_ks = [p.top_k for p in params if 0 < p.top_k < self.num_tokens]
+        facts = self._facts = self._facts or _Facts.of([row for row in self.rows if row is not None], self.num_tokens)
         return RowParams(
             temperature=self.temperature[where],
             is_greedy=self.is_greedy[where],
@@ -129,11 +156,11 @@ class Slots:
             stop_ids=self.stop_ids,
             num_tokens=self.num_tokens,
             unknown_ids=self.unknown_ids,
-            has_temperature=any(p.temperature not in (0, 1) for p in params),
-            has_greedy=any(p.temperature == 0 for p in params),
-            max_top_k=max(top_ks, default=0),
-            has_top_p=any(p.top_p < 1 for p in params),
-            has_min=any(row.num_drawn < row.request.params.min_tokens for row in rows),
+            has_temperature=facts.has_temperature,
+            has_greedy=facts.has_greedy,
+            max_top_k=facts.max_top_k,
+            has_top_p=facts.has_top_p,
+            has_min=any(row.num_drawn < row.request.params.min_tokens for row in facts.with_least),
         )
 
     def advance(self, where: slice | Int[Tensor, "B"], tokens: Int[Tensor, "B"]) -> None:
