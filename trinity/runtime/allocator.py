@@ -1,4 +1,4 @@
-"""An environment in which the C library joins freed pieces of tensors, and keeps tensors in huge pages.
+"""An environment in which the C library suits tensors.
 
 **Joined pieces.** PyTorch asks for memory that begins at a multiple of 64 bytes. The GNU C library before 2.39 cuts it
 out of a larger piece and puts both remainders, some 50 bytes each, into the thread's cache of small pieces. There they

@@ -254,6 +254,7 @@ class RunningBatch:
                 "training steps before)",
                 code="E5605",
             )
+        self.counts.generated_tokens += sum(is_open)  # before a caller can ask
         done = []
         for place, (row, token, logprob) in enumerate(zip(drawn.rows, tokens.tolist(), logprobs.tolist(), strict=True)):
             if row is None or row.slot is None:
@@ -270,7 +271,6 @@ class RunningBatch:
                 self._finish(row, "stop" if is_stop else "length", stop_text)
                 self._keep(row, row.slot)
                 done.append(row.slot)
-        self.counts.generated_tokens += sum(is_open)
         self._vacate(done)
 
     def _finish(self, row: RunningRow, reason: FinishReason, stop_text: str | None) -> None:

@@ -24,7 +24,7 @@ _OFF_TOP_P = 2.0
 
 @dataclass(frozen=True)
 class _Facts:
-    """Which sampling parameters occur among the rows in slots; see `RowParams`.
+    """Which sampling parameters occur in slots; see `RowParams`.
 
     `with_least` are the rows that have a minimum length.
     """
