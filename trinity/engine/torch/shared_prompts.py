@@ -324,7 +324,8 @@ class SharedPrompts:
 def span_of(tensors: Sequence[Tensor], place: int, start: int, end: int) -> Float[Tensor, "N H T D"]:
     """Return a copy of some positions at one place of each tensor.
 
-    They are those from `start` to `end` of tensors [., H, W, D]. One view of each takes half the time of indices, which counts: there is a copy for each row.
+    They are those from `start` to `end` of tensors [., H, W, D]. One view of each takes half the time of indices, which
+    counts: there is a copy for each row.
     """
     views = []
     for tensor in tensors:
