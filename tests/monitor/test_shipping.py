@@ -225,8 +225,10 @@ def test_what_the_place_lost_is_sent_and_what_it_has_is_not(tmp_path: Path, num_
     live(tmp_path, 2, 6)
     number = Counter((row["step"], name) for row in Recording.rows for name in ("x", "eval") if name in row)
     assert number.keys() == {*((step, "x") for step in range(1, 7)), *((step, "eval") for step in (2, 4, 6))}
-    # Where the place ends between two calls of a step, it is not known which metrics of that step it has.
-    assert [each for each, times in number.items() if times > 1] == ([(4, "x")] if num_there == 5 else [])
+    # Where the place ends between two calls of a step, it is not known which metrics of that step it has. It gets the
+    # first again, unless the thread has sent what came after it before the resume shortens the file.
+    assert {each for each, times in number.items() if times > 1} <= ({(4, "x")} if num_there == 5 else set())
+    assert max(number.values()) <= 2
 
 
 def test_a_place_that_shows_the_last_values_gets_what_is_logged_again(
