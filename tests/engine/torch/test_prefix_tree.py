@@ -32,6 +32,7 @@ def states_of(key: Key) -> Tensor:
 
 def reader(key: Key) -> tuple[list[int], Callable[[int, int], Tensor]]:
     def read(start: int, end: int) -> Tensor:
+        assert 0 < end - start <= 4 * BLOCK_TOKENS, "a long prompt is not copied as a whole"
         return torch.cat([states_of(key[: n + 1]) for n in range(start // BLOCK_TOKENS, end // BLOCK_TOKENS)], 2)
 
     return tokens_of(key), read

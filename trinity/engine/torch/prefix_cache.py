@@ -18,6 +18,8 @@ from torch import Tensor
 
 BLOCK_TOKENS = 32
 """Tokens of a block. A power of two that divides the chunks of a deterministic prefill."""
+_READ_BLOCKS = 4
+"""Blocks that are read at once: fewer reads, and little memory beside the blocks, however long a prompt is."""
 
 _Block = tuple[int, ...]
 
@@ -107,15 +109,15 @@ class PrefixCache:
         path = self._path(tokens, num_blocks)
         self._touch(path)
         node = path[-1] if path else self._root
-        first, end = len(path), min(num_blocks, self.max_blocks)
-        if first >= end:
-            return
-        states = read(first * BLOCK_TOKENS, end * BLOCK_TOKENS)
-        for index, of_block in enumerate(states.split(BLOCK_TOKENS, 2), start=first):
-            if self.num_blocks == self.max_blocks:
-                self._evict()
-            block = tuple(tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS])
-            node = self._add(node, block, of_block if end - first == 1 else of_block.clone())
+        end = min(num_blocks, self.max_blocks)
+        for first in range(len(path), end, _READ_BLOCKS):
+            last = min(end, first + _READ_BLOCKS)
+            states = read(first * BLOCK_TOKENS, last * BLOCK_TOKENS)
+            for index, of_block in enumerate(states.split(BLOCK_TOKENS, 2), start=first):
+                if self.num_blocks == self.max_blocks:
+                    self._evict()
+                block = tuple(tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS])
+                node = self._add(node, block, of_block if last - first == 1 else of_block.clone())
 
     def drop(self) -> None:
         """Free all blocks: the weights have changed."""
