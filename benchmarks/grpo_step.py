@@ -63,8 +63,6 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.trl_python and _sizes(arguments):
         parser.error("--prompts, --samples and --new are for our side alone; leave them out with --trl-python")
-    if arguments.trl_python and work.WORKS[arguments.work].turns > 1:
-        parser.error(f"TRL's trainer has no turns: --work {arguments.work} is for our side alone")
     if arguments.steps < 2 or arguments.rounds < 1:
         parser.error("--steps must be at least 2, because the first step is dropped, and --rounds at least 1")
     return arguments

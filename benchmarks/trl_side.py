@@ -3,6 +3,8 @@
 `default` is TRL's default on-policy configuration: one update over all sequences in fp32. `best` is the fastest
 configuration that was found for it on a CPU: four accumulated micro-batches, under bf16 autocast where the processor
 has AVX-512. Elsewhere such products are emulated, which takes over 900 s, and the micro-batches are fp32.
+Episodes are generated turn by turn with TRL's own generation, as its loop of tools does, and trained as one sequence
+each, in which follow-ups are masked.
 Prints one JSON line: seconds of every step after the first, in CPU time of all threads and in wall time.
 """
 
@@ -13,11 +15,13 @@ import json
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig
+    import work
+    from trl import GRPOConfig, GRPOTrainer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,12 +62,42 @@ def grpo_config(folder: Path, variant: str, steps: int, name: str) -> GRPOConfig
     )
 
 
+def rollout_of(size: work.Work) -> Callable[[list[Any], GRPOTrainer], dict[str, Any]]:
+    """Return a `rollout_func` of episodes: one response has all turns, with `work.FOLLOW_UP` between them.
+
+    Raises:
+        RuntimeError: by the function; it was asked for fewer episodes or generated fewer tokens than the work has.
+    """
+    import work
+
+    def rollout(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        tokenizer = trainer.processing_class
+        follow_up = [{"role": "assistant", "content": ""}, {"role": "user", "content": work.FOLLOW_UP}]
+        text = tokenizer.apply_chat_template(follow_up, tokenize=False, add_generation_prompt=True)
+        between = tokenizer(text[text.index(work.SPECIAL[2]) :], add_special_tokens=False)["input_ids"]
+        asked = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
+        responses, masks = [[] for _ in asked], [[] for _ in asked]
+        for turn in range(size.turns):
+            if turn:
+                responses = [ids + between for ids in responses]
+                masks = [mask + [0] * len(between) for mask in masks]
+            so_far = [prompt + ids for prompt, ids in zip(asked, responses, strict=True)]
+            new, _ = trainer._generate_single_turn(so_far, None, {}, 1)
+            responses = [ids + more for ids, more in zip(responses, new, strict=True)]
+            masks = [mask + [1] * len(more) for mask, more in zip(masks, new, strict=True)]
+        if [sum(mask) for mask in masks] != [size.turns * size.new_tokens] * (size.prompts * size.samples):
+            raise RuntimeError(f"{len(masks)} episodes, or their numbers of new tokens, are not those of {size}")
+        return {"prompt_ids": asked, "completion_ids": responses, "logprobs": None, "env_mask": masks}
+
+    return rollout
+
+
 def main() -> None:
     """Run the configuration that the arguments name and print its times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--variant", choices=("default", "best"), required=True)
-    parser.add_argument("--work", default="standard", help="one of `work.WORKS` that has one turn")
+    parser.add_argument("--work", default="standard", help="one of `work.WORKS`")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -75,6 +109,7 @@ def main() -> None:
     from trl import GRPOTrainer
 
     torch.set_num_threads(arguments.threads)
+    size = work.WORKS[arguments.work]
     marks: list[tuple[float, float]] = []
 
     class Clock(TrainerCallback):
@@ -98,6 +133,7 @@ def main() -> None:
         train_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(arguments.folder),
         callbacks=[Clock()],
+        rollout_func=rollout_of(size) if size.turns > 1 else None,
     )
     trainer.train()
     steps = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(marks, marks[1:], strict=False)][1:]

@@ -65,7 +65,6 @@ def test_long_prompts_and_episodes_are_measured_beside_rows_apart(work: str, row
         (("--steps", "1"), "--steps must be at least 2"),
         (("--rounds", "0"), "--rounds at least 1"),
         (("--trl-python", "python", "--new", "4"), "are for our side alone"),
-        (("--trl-python", "python", "--work", "episodes"), "TRL's trainer has no turns"),
     ],
 )
 def test_arguments_that_would_compare_nothing_are_refused(
