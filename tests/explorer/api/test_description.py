@@ -87,6 +87,24 @@ def test_every_route_is_described_with_its_body_and_its_errors(server: Server, k
         assert {"401", "403", "408", "409", "413", "422", "503"} <= said["responses"].keys()
 
 
+@pytest.mark.parametrize("route", ASKED)
+def test_numbers_have_the_same_bounds_on_every_route(workflows: Server, route: str) -> None:
+    """Those of chat completions, also where a message or a response is asked for; and what is said holds."""
+    paths = description(workflows)["paths"]
+    bodies = {name: paths[name]["post"]["requestBody"]["content"]["application/json"]["schema"] for name in ASKED}
+    said, of_chat = bodies[route]["properties"], bodies[ASKED[0]]["properties"]
+    shared = said.keys() & {"temperature", "top_p", "top_k"}
+    assert shared >= {"temperature", "top_p"}
+    assert all(said[name]["anyOf"] == of_chat[name]["anyOf"] for name in shared)
+    assert {"type": "number", "minimum": 0} in said["temperature"]["anyOf"]
+    wrong = {"temperature": (-0.5, 1e-9), "top_p": (0, 1.5), "top_k": (-2, 2**31)}
+    with workflows.client() as client:
+        for name, value in [(number, value) for number in sorted(shared) for value in wrong[number]]:
+            asked = {"max_tokens": 2} if route == "/v1/messages" else {}
+            answer = client.post(route, json=PROMPTS[route] | asked | {name: value})
+            assert answer.status_code == 400 and name in answer.json()["error"]["message"], answer.text
+
+
 def readable(body: dict[str, Any], server: Server, route: str) -> dict[str, Any]:
     """Return a body that asks with a prompt of the model, or judges an answer that there is."""
     if route == "/feedback":

@@ -15,7 +15,7 @@ from trinity.explorer.api.calls import RunningCall, Served
 from trinity.explorer.api.descriptions import BLOCK_MESSAGES, described
 from trinity.explorer.api.errors import MESSAGES_PATH, BadRequestError, HTTPError
 from trinity.explorer.api.image_parts import of_source
-from trinity.explorer.api.requests import MAX_INT, ChatRequest, StopText, checked, read
+from trinity.explorer.api.requests import MAX_INT, ChatRequest, StopText, Temperature, TopK, TopP, checked, read
 from trinity.explorer.api.responses import usage_of
 from trinity.explorer.api.service import Form, Service
 from trinity.explorer.api.streaming import AnswerPart, message_of
@@ -67,9 +67,9 @@ class MessagesRequest(BaseModel):
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[StopText] | None = Field(None, max_length=64)
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     tools: list[_Tool] | None = None
     tool_choice: _ToolChoice | None = None
 

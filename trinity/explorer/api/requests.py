@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from trinity.common.models.generate_params import MAX_TOP_LOGPROBS
 from trinity.explorer.api.descriptions import CHAT_MESSAGES, TOOLS
@@ -45,6 +45,17 @@ MIN_TEMPERATURE = 1e-6
 Integer = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
+
+def _not_near_zero(value: float) -> float:
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value}")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_not_near_zero)]
+TopP = Annotated[float, Field(ge=MIN_TEMPERATURE, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_INT)]
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -76,9 +87,9 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     model: str | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
-    top_p: float | None = Field(None, ge=MIN_TEMPERATURE, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_INT)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     stop: str | Annotated[list[StopText], Field(max_length=64)] | None = None
@@ -87,13 +98,6 @@ class _Request(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-
-    @field_validator("temperature")
-    @classmethod
-    def _temperature(cls, value: float | None) -> float | None:
-        if value is not None and 0 < value < MIN_TEMPERATURE:
-            raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value}")
-        return value
 
     @property
     def with_usage(self) -> bool:

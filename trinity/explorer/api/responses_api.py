@@ -19,7 +19,7 @@ from trinity.common.experience import Experience
 from trinity.explorer.api.calls import RunningCall, Served
 from trinity.explorer.api.descriptions import ITEMS, described
 from trinity.explorer.api.errors import HTTPError
-from trinity.explorer.api.requests import MAX_INT, WITHOUT_EFFECT, ChatRequest, checked, read
+from trinity.explorer.api.requests import MAX_INT, WITHOUT_EFFECT, ChatRequest, Temperature, TopP, checked, read
 from trinity.explorer.api.response_items import messages_of_items
 from trinity.explorer.api.responses import usage_of
 from trinity.explorer.api.service import Form, Service
@@ -69,8 +69,8 @@ class ResponsesRequest(BaseModel):
     input: str | Annotated[list[dict[str, Any]], ITEMS]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT)
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     tools: list[_Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | _Named | None = None
