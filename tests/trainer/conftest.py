@@ -17,6 +17,7 @@ from tests.trainer.rank_pool import RankPool
 from tests.trees import merged
 from trinity.common.config import Config
 from trinity.common.experience import EID, Experience
+from trinity.common.models.trajectories import trajectories
 from trinity.trainer.verl.worker import ActorWorker
 
 VOCABULARY = 20
@@ -134,6 +135,33 @@ def make_episodes(*, episodes: int = 2, turns: int = 3, samples: int = 1, seed: 
                     )
                 )
             prompt = torch.cat([prompt, answers[0], draw(2, 6)])
+    return experiences
+
+
+def make_branches(*, rollouts: int = 2, branches: int = 3, seed: int = 0) -> list[Experience]:
+    """Return the trajectories of rollouts in which several calls go on from one response, as a workflow makes them.
+
+    What the branches have in common is an action of the first one, and context in the others.
+    """
+    generator = torch.Generator().manual_seed(100 + seed)
+
+    def call(begin: torch.Tensor, low: int, high: int) -> Experience:
+        sizes = torch.randint(low, high, (2,), generator=generator).tolist()
+        prompt, response = (torch.randint(3, VOCABULARY, (size,), generator=generator) for size in sizes)
+        logprobs = -torch.rand(len(response), generator=generator) - 2.0
+        tokens, length = torch.cat([begin, prompt, response]), len(begin) + len(prompt)
+        return Experience(EID(1), tokens, length, logprobs=logprobs, info={"model_version": 0})
+
+    experiences = []
+    for rollout in range(rollouts):
+        root = call(torch.zeros(0, dtype=torch.long), 12, 18)
+        made = trajectories([root, *(call(root.tokens, 3, 7) for _ in range(branches))])
+        assert len(made) == branches
+        for number, exp in enumerate(made):
+            exp.eid = EID(1, 100 + rollout, number)
+            exp.reward = float((rollout + number) % 2)
+            exp.advantages = torch.full((exp.response_length,), 2.0 * exp.reward - 1.0)
+            experiences.append(exp)
     return experiences
 
 

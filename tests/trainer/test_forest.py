@@ -17,10 +17,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.families import CASES, VOCABULARY, case_config
 from tests.families import tiny_model as family_model
 from tests.trainer import rank_calls
-from tests.trainer.conftest import make_episodes
+from tests.trainer.conftest import make_branches, make_episodes
 from tests.trainer.rank_calls import ALONE
 from tests.trainer.rank_pool import RankPool
-from tests.trainer.test_prefixes import families_of_rows
+from tests.trainer.test_prefixes import families_of_rows, forest_of
 from tests.trainer.test_ranks import BY_ROWS, BY_TOKENS, other_family, tree
 from tests.trainer.test_update import TERMS, gradients, worker
 from trinity.common.config import Config
@@ -90,9 +90,7 @@ def assert_attention_is_the_formula(rows: list[Experience], rule: Rule, *, size:
     found = attend(q, k, v, packed, own)[packed.sources]
     of_forest = torch.autograd.grad((found * weights).sum(), leaves)
 
-    from trinity.trainer.prefixes import grow, in_order
-
-    made = grow(in_order(batch.tokens, batch.lengths, batch.prompt_lengths, range(len(batch))))
+    made = forest_of(batch)
     parts = []
     for row in range(len(batch)):
         places = torch.from_numpy(made.places(row))
@@ -194,9 +192,9 @@ def test_a_family_shares_prefixes_rightly_or_not_at_all(family: str, variant: st
 
 def apart(made: object) -> object:
     """Return a worker that shares nothing."""
-    made.actor.decoder.can_share_prompts = made.actor.decoder.can_share_prefixes = False
-    if made.reference is not None:
-        made.reference.scorer.decoder.can_share_prefixes = False
+    decoders = [made.actor.decoder, *([] if made.reference is None else [made.reference.scorer.decoder])]
+    for decoder in decoders:
+        decoder.can_share_prompts = decoder.can_share_prefixes = False
     return made
 
 
@@ -207,13 +205,13 @@ def assert_near(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: 
     assert size > 1e-4 and off <= tolerance * size, off / size
 
 
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("kind", ["turns", "turns with samples", "branches"])
 @pytest.mark.parametrize("split", [{}, {"max_rows": 1, "max_tokens": None}, {"max_rows": 3}, {"max_tokens": 80}])
 def test_shared_prefixes_do_not_change_the_gradient(
-    make_config: Maker, samples: int, split: dict[str, int | None]
+    make_config: Maker, kind: str, split: dict[str, int | None]
 ) -> None:
     config = make_config(algorithm=TERMS)
-    rows = make_episodes(episodes=3, turns=3, samples=samples)
+    rows = make_branches() if kind == "branches" else make_episodes(episodes=3, samples=1 if kind == "turns" else 3)
     shared, alone = worker(config, **split), apart(worker(config))
     assert worker(config).actor.scorer.pack(collate(rows)).forest is not None
     assert alone.actor.scorer.pack(collate(rows)).forest is None
@@ -222,7 +220,7 @@ def test_shared_prefixes_do_not_change_the_gradient(
 
 def test_logprobs_entropies_and_counts_are_those_of_each_row(make_config: Maker) -> None:
     config = make_config(algorithm=TERMS)
-    rows = make_episodes(episodes=3, turns=3, samples=2)
+    rows = make_episodes(episodes=3, turns=3, samples=2) + make_branches()
     shared, alone = worker(config), apart(worker(config))
     batch = collate(rows)
     wanted, found = (made.actor.scorer.compute_statistics(batch, ["entropys"]) for made in (alone, shared))
@@ -264,7 +262,7 @@ def test_a_critic_and_recomputed_layers_share_prefixes(make_config: Maker, recom
 def test_ranks_that_share_prefixes_have_the_gradient_of_rows_apart(
     make_config: Maker, tmp_path: Path, pool: RankPool, world: int
 ) -> None:
-    rows = make_episodes(episodes=5, turns=3, samples=2)
+    rows = make_episodes(episodes=5, turns=3, samples=2) + make_branches()
     size = {"ulysses_sequence_parallel_size": 2}
     matrices = {"trainer_strategy": "megatron", "megatron": {"tensor_model_parallel_size": 2}}
     layers = {"trainer_strategy": "megatron", "megatron": {"pipeline_model_parallel_size": 2}}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.conftest import make_episodes, make_experiences
+from tests.trainer.conftest import make_branches, make_episodes, make_experiences
 from trinity.common.experience import EID, Experience
 from trinity.trainer.batch import TrainBatch, along_prefixes, collate, micro_batches
 from trinity.trainer.prefixes import MAX_LEFT, MIN_TOKENS, Forest, Sharing, grow, in_order
@@ -32,14 +32,15 @@ def families_of_rows(draw: st.DrawFn, *, longest: int = 60) -> list[Experience]:
         row = torch.cat([row, torch.randint(3, 6, (max(0, 2 - len(row)),), generator=generator)])
         prompt = draw(st.integers(1, len(row) - 1))
         mask = torch.rand(len(row) - prompt, generator=generator) < 0.7
-        mask[0] = True
+        first = draw(st.one_of(st.just(0), st.integers(0, len(mask) - 1)))
+        mask[:first], mask[first] = False, True
         experiences.append(Experience(EID(1, 0, number), row, prompt, action_mask=mask))
         tokens.append(row)
     return experiences
 
 
 def forest_of(batch: TrainBatch) -> Forest:
-    return grow(in_order(batch.tokens, batch.lengths, batch.prompt_lengths, range(len(batch))))
+    return grow(in_order(batch.tokens, batch.lengths, batch.num_given, range(len(batch))))
 
 
 @settings(max_examples=300)
@@ -87,6 +88,23 @@ def test_turns_of_an_episode_are_one_sequence_and_samples_branch_off() -> None:
     rows = [Experience(e.eid, torch.cat([base, e.tokens]), len(base) + e.prompt_length) for e in group]
     lengths = [node.length for node in forest_of(collate(rows)).nodes]
     assert lengths[0] == rows[0].prompt_length and len(lengths) == 4
+
+
+def test_branches_of_a_tree_are_shared_up_to_where_they_part() -> None:
+    rows = make_branches(rollouts=1, branches=4)
+    batch, root = collate(rows), rows[0]
+    common = rows[1].info["shared_tokens"]
+    assert root.prompt_length < common < len(root.tokens) and root.action_mask is not None and root.action_mask[0]
+    assert batch.num_given[1:].min() > common, "the common response is trained by the first alone"
+    nodes = forest_of(batch).nodes
+    assert [node.length for node in nodes] == [common, *(len(nodes_of) for nodes_of in own_parts(rows, common))]
+    assert along_prefixes(batch, range(4), SHARING) is not None
+
+
+def own_parts(rows: list[Experience], common: int) -> list[torch.Tensor]:
+    """Return what each row has after the common tokens, in the order of the forest, without the last token."""
+    parts = sorted(exp.tokens[:-1].numpy().tobytes() for exp in rows)
+    return [torch.frombuffer(bytearray(part), dtype=torch.long)[common:] for part in parts]
 
 
 def test_responses_that_begin_alike_by_chance_are_not_shared() -> None:

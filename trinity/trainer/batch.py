@@ -73,6 +73,15 @@ class TrainBatch:
         return int(self.lengths.sum())
 
     @property
+    def num_given(self) -> Int[Tensor, "B"]:
+        """Tokens of each row before the first that it trains: all if none.
+
+        They are more than its prompt if it goes on from responses that other rows train.
+        """
+        has_action, first = self.action_mask.max(1)
+        return torch.where(has_action, self.prompt_lengths + first, self.lengths)
+
+    @property
     def num_action_tokens(self) -> int:
         """Number of tokens that losses count."""
         return int(self.action_mask.sum())
@@ -269,7 +278,7 @@ def along_prefixes(batch: TrainBatch, rows: Sequence[int], sharing: Sharing) -> 
     """
     if not (sharing.prefixes and rows) or batch.rows_per_experience > 1:
         return None
-    ordered = in_order(batch.tokens, batch.lengths, batch.prompt_lengths, rows)
+    ordered = in_order(batch.tokens, batch.lengths, batch.num_given, rows)
     cost = Cost(sharing)
     for row, shared, end in ordered.items():
         cost.add(_prompt(batch, row), shared=shared, end=end)

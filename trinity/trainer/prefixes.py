@@ -121,19 +121,25 @@ class Ordered:
 
 
 def in_order(
-    tokens: Int[Tensor, "B S"], lengths: Int[Tensor, "B"], prompt_lengths: Int[Tensor, "B"], rows: Sequence[int]
+    tokens: Int[Tensor, "B S"], lengths: Int[Tensor, "B"], num_given: Int[Tensor, "B"], rows: Sequence[int]
 ) -> Ordered:
     """Return `rows` with those of common prefixes side by side.
 
     Two responses to one prompt are not compared: what they have in common by chance is not shared. A response is shared
-    with rows whose prompt continues from it.
+    with rows that go on from it without training it: the next turn of an episode, or another branch of a tree.
+
+    Args:
+        tokens: of all rows.
+        lengths: of prompt and response.
+        num_given: tokens before the first one that the row trains.
+        rows: numbers of the rows to order.
     """
-    table, ends, prompts = tokens.numpy(), (lengths - 1).tolist(), prompt_lengths.tolist()
+    table, ends, given = tokens.numpy(), (lengths - 1).tolist(), num_given.tolist()
     keys = {row: np.ascontiguousarray(table[row, : ends[row]]).tobytes() for row in rows}
     order = sorted(rows, key=lambda row: keys[row])
     shared = [0]
     for one, other in pairwise(order):
-        most = min(ends[one], ends[other], max(prompts[one], prompts[other]))
+        most = min(ends[one], ends[other], max(given[one], given[other]))
         differ = np.flatnonzero(table[one, :most] != table[other, :most])
         common = int(differ[0]) if len(differ) else most
         shared.append(common if common >= MIN_TOKENS else 0)

@@ -142,7 +142,7 @@ def pack(batch: TrainBatch, *, share_prompts: bool, share_prefixes: bool = False
 
 def _pack_forest(batch: TrainBatch, *, most: float) -> Packed | None:
     """Return the forest of all rows; None if it has more than `most` tokens."""
-    ordered = in_order(batch.tokens, batch.lengths, batch.prompt_lengths, range(len(batch)))
+    ordered = in_order(batch.tokens, batch.lengths, batch.num_given, range(len(batch)))
     if ordered.num_tokens > most:
         return None
     forest = grow(ordered)
