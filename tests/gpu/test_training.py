@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.cuda_refusals import refusing
 from tests.gpu.parts import config_of, family_model, worker_on
-from tests.trainer.conftest import make_experiences
+from tests.trainer.conftest import make_branches, make_episodes, make_experiences
+from trinity.trainer.batch import collate
 from trinity.trainer.verl.worker import ActorWorker
 
 CPU = torch.device("cpu")
@@ -106,6 +107,21 @@ def test_a_step_is_that_of_float32_with_all_rows_at_once(
     size = torch.cat([each.flatten() for each in moved.values()]).norm()
     error = torch.cat([(change[name] - each).flatten() for name, each in moved.items()]).norm()
     assert size > 1e-4 and float(error / size) <= 3 * tolerance
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_that_share_prefixes_have_the_logprobs_of_rows_apart(
+    models: dict[str, Path], device: torch.device, family: str, dtype: str
+) -> None:
+    batch = collate(make_episodes(episodes=3, turns=3, samples=2) + make_branches(rollouts=3))
+    found = []
+    for shares in (True, False):
+        scorer = worker_of(models[family], device, "policy", "plain", dtype).actor.scorer
+        scorer.decoder.can_share_prompts = scorer.decoder.can_share_prefixes = shares
+        assert (scorer.pack(batch).forest is not None) == shares, "flex attention works on every device with sharing"
+        found.append(scorer.compute_statistics(batch, [])["logprob"])
+    assert float((found[0] - found[1]).abs().max()) <= 3 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,15 +7,26 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+from tests.trainer.conftest import make_branches, make_episodes
+from tests.trainer.test_prefixes import forest_of
+from trinity.trainer.batch import collate
 from trinity.trainer.verl import attention, blockwise, flex
 from trinity.trainer.verl.attention import attend
 from trinity.trainer.verl.attention_rule import Rule
+from trinity.trainer.verl.forest import forest_attend
 from trinity.trainer.verl.packing import Block, Packed
 
 LENGTHS = ((7, 7), (23, 9, 17), (300, 40, 3))
 SCALE = 0.4
+RULES = {
+    "plain": Rule(),
+    "window": Rule(window=21),
+    "soft cap": Rule(softcap=1.5),
+    "sinks": Rule(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)),
+}
 
 
 def packed(lengths: tuple[int, ...]) -> Packed:
@@ -94,9 +105,43 @@ def test_flex_attention_is_the_formula(window: int | None, softcap: float | None
         rule = Rule(SCALE, window, softcap, sinks if with_sinks else None)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-            found = flex._flex(q * SCALE, k, v, lengths, rule, compute=flex_attention).flatten(1)
+            found = flex._flex(q * SCALE, k, v, flex.rows_as_nodes(lengths), rule, compute=flex_attention).flatten(1)
         wanted = formula(q.double(), k.double(), v.double(), lengths, rule)
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_flex_attention_over_a_forest_is_that_of_the_library(rule: str) -> None:
+    """Outputs; its gradient is that of PyTorch, which has none of it on a CPU."""
+    for rows in (make_episodes(episodes=3, turns=3, samples=3), make_branches(rollouts=3)):
+        nodes = forest_of(collate(rows)).nodes
+        assert len(nodes) > 6
+        q, k, v, _ = (t.detach().double() for t in tensors((sum(node.length for node in nodes),), (8, 8)))
+        own = RULES[rule]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            found = flex._flex(q * SCALE, k, v, nodes, own, compute=flex_attention).flatten(1)
+        torch.testing.assert_close(found, forest_attend(q * SCALE, k, v, nodes, own), atol=1e-6, rtol=1e-6)
+
+
+def test_a_device_shares_prefixes_only_if_its_kernel_is_right() -> None:
+    """The check itself, with a kernel that is right and one that forgets the mask."""
+
+    def written_out(
+        q: Tensor, k: Tensor, v: Tensor, *, block_mask: BlockMask | None, **_: object
+    ) -> tuple[Tensor, None]:
+        places = torch.arange(q.shape[2])
+        mask = None if block_mask is None else block_mask.mask_mod(None, None, places[:, None], places[None])
+        k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0), None
+
+    def forgetful(q: Tensor, k: Tensor, v: Tensor, **_: object) -> tuple[Tensor, None]:
+        return written_out(q, k, v, block_mask=None)
+
+    for dtype, tolerance in flex._TOLERANCES.items():
+        assert flex._error_of_forest(torch.device("cpu"), dtype, compute=written_out) <= tolerance
+        assert flex._error_of_forest(torch.device("cpu"), dtype, compute=forgetful) > 10 * tolerance
+    assert not flex.forest_works(torch.device("cpu"))
 
 
 def test_where_flex_attention_does_not_work_this_is_told_and_others_compute(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from trinity.trainer.verl.attention_rule import PLAIN, Rule
 from trinity.trainer.verl.blockwise import blockwise
 from trinity.trainer.verl.compiled_attention import compiled_attend, compiled_attend_heads, compiles
-from trinity.trainer.verl.flex import flex_attend, has_kernel
+from trinity.trainer.verl.flex import flex_attend, flex_attend_forest, has_kernel
 from trinity.trainer.verl.forest import forest_attend
 from trinity.trainer.verl.layers import collect, rotate, spread
 from trinity.trainer.verl.packing import Block, Packed
@@ -98,7 +98,8 @@ def _attend(
         return compiled_attend(queries, keys, values, packed, scale=scale, is_scored_only=is_scored_only)
     queries = queries * scale
     if packed.forest is not None:
-        return forest_attend(queries, keys, values, packed.forest, rule)
+        attend_forest = forest_attend if queries.device.type == "cpu" else flex_attend_forest
+        return attend_forest(queries, keys, values, packed.forest, rule)
     if packed.prefix is not None:
         return _with_prompts(queries, keys, values, packed, rule)
     if has_kernel(queries, values, rule):

@@ -3,7 +3,7 @@
 Dimension key: N = packed tokens, Q = query heads, H = key heads, D = size of queries and keys, E = size of values.
 Flash and flex attention read the sequences as one list. Both need memory linear in the tokens, and neither pads. Flash
 attention takes plain layers and windows in 16 bits; flex attention, which compiles a kernel for the rule of the layer,
-takes the rest.
+takes the rest, and lists that are a forest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
+from trinity.trainer.prefixes import Node
 from trinity.trainer.verl.attention_rule import Rule
 from trinity.utils.device import is_out_of_memory
 from trinity.utils.log import get_logger
@@ -30,6 +31,8 @@ logger = get_logger("trainer")
 BLOCK = 128
 _FLASH_MAX_SIZE = 256
 _FLASH_ARGUMENTS = {"window_size", "enable_gqa", "scale"}
+_TRIED = (Node(0, 0, 40, 50, -1), Node(40, 40, 30, 0, 0), Node(40, 70, 20, 0, 0))
+_TOLERANCES = {torch.float32: 5e-3, torch.bfloat16: 2e-2}  # of products in TF32 and in bfloat16
 
 
 def has_kernel(queries: Tensor, values: Tensor, rule: Rule) -> bool:
@@ -49,7 +52,7 @@ def flex_works(device: torch.device, dtype: torch.dtype) -> bool:
     if importlib.util.find_spec("triton") is not None:
         try:
             q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-            _flex(q, k, v, (BLOCK,), None, compute=_compiled()).sum().backward()
+            _flex(q, k, v, rows_as_nodes((BLOCK,)), None, compute=_compiled()).sum().backward()
             return True
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -57,6 +60,42 @@ def flex_works(device: torch.device, dtype: torch.dtype) -> bool:
             reason = str(error).splitlines()[0]
     logger.warning("flex attention does not work on %s, rows are computed by slower kernels: %s", device, reason)
     return False
+
+
+@cache
+def forest_works(device: torch.device) -> bool:
+    """Return whether flex attention computes forests here; log if not.
+
+    A small one is computed in each data type, with its gradient, and compared with products that are written out.
+    """
+    if device.type != "cuda":
+        return False
+    for dtype, tolerance in _TOLERANCES.items():
+        if not flex_works(device, dtype):
+            return False
+        if _error_of_forest(device, dtype, compute=_compiled()) > tolerance:
+            logger.warning("flex attention over shared prefixes is wrong on %s in %s: nothing is shared", device, dtype)
+            return False
+    return True
+
+
+def _error_of_forest(device: torch.device, dtype: torch.dtype, *, compute: Callable[..., Any]) -> float:
+    """Return the largest error of outputs and gradients of a small forest.
+
+    It is relative to the largest value of each.
+    """
+    total, size = sum(node.length for node in _TRIED), 64
+    q, k, v = (torch.randn(total, heads, size, device=device, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))
+    places = torch.arange(total, device=device)
+    mask = _seen(_TRIED, total, None, device)(None, None, places[:, None], places[None])
+    scores = torch.einsum("ihd,jhd->hij", q.float(), k.float().repeat_interleave(2, 1)) * size**-0.5
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    wanted = torch.einsum("hij,jhd->ihd", weights, v.float().repeat_interleave(2, 1))
+    found = _flex(q * size**-0.5, k, v, _TRIED, None, compute=compute)
+    factors = torch.randn_like(wanted)
+    grads = [torch.autograd.grad((out.float() * factors).sum(), (q, k, v)) for out in (found, wanted)]
+    pairs = [(found.detach(), wanted.detach()), *zip(*grads, strict=True)]
+    return max(float((one - other).abs().max() / other.abs().max().clamp(min=1.0)) for one, other in pairs)
 
 
 def flex_attend(
@@ -69,7 +108,28 @@ def flex_attend(
     """Return attention in packed sequences of `lengths`; queries are scaled."""
     if _takes_flash(queries, values, rule):
         return _flash(queries, keys, values, lengths, rule.window).flatten(1)
-    return _flex(queries, keys, values, lengths, rule, compute=_compiled()).flatten(1)
+    return _flex(queries, keys, values, rows_as_nodes(lengths), rule, compute=_compiled()).flatten(1)
+
+
+def flex_attend_forest(
+    queries: Float[Tensor, "N Q D"],
+    keys: Float[Tensor, "N H D"],
+    values: Float[Tensor, "N H E"],
+    nodes: tuple[Node, ...],
+    rule: Rule,
+) -> Float[Tensor, "N Q*E"]:
+    """Return each token's attention over its node and its ancestors.
+
+    `queries` are scaled.
+    """
+    return _flex(queries, keys, values, nodes, rule, compute=_compiled()).flatten(1)
+
+
+@lru_cache(maxsize=8)
+def rows_as_nodes(lengths: tuple[int, ...]) -> tuple[Node, ...]:
+    """Return rows that share nothing as a forest."""
+    starts = accumulate(lengths, initial=0)
+    return tuple(Node(0, at, length, 0, -1) for at, length in zip(starts, lengths, strict=False))
 
 
 def _takes_flash(queries: Tensor, values: Tensor, rule: Rule) -> bool:
@@ -111,19 +171,19 @@ def _flex(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    lengths: tuple[int, ...],
+    nodes: tuple[Node, ...],
     rule: Rule | None,
     *,
     compute: Callable[..., Any],
 ) -> Tensor:
     """Return flex attention [N, Q, E]; padded to blocks, for few shapes."""
     window, softcap, sinks = (None, None, None) if rule is None else (rule.window, rule.softcap, rule.sinks)
-    total = sum(lengths)
+    total = len(queries)
     padded = -(-total // BLOCK) * BLOCK
     q, k, v = (
         functional.pad(t, (0, 0, 0, 0, 0, padded - total)).transpose(0, 1)[None] for t in (queries, keys, values)
     )
-    mask = _mask(lengths, padded, window, queries.device)
+    mask = _mask(nodes, padded, window, queries.device)
     score = None if softcap is None else _capped(softcap)
     wanted = flex.AuxRequest(lse=True)
     is_grouped = queries.shape[1] != keys.shape[1]
@@ -140,18 +200,31 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _mask(lengths: tuple[int, ...], padded: int, window: int | None, device: torch.device) -> flex.BlockMask:
-    """Return which key each query sees; padding sees itself.
-
-    A query sees earlier tokens of its own sequence, within the window. It is written as a lambda, since flex
-    attention counts the arguments of a function, which wrappers of named functions hide.
-    """
-    row = torch.repeat_interleave(torch.tensor([*lengths, padded - sum(lengths)]))
-    row = row.to(device) if row.device != device else row
-
-    size = padded if window is None else window
-    seen = lambda batch, head, query, key: (row[query] == row[key]) & (query >= key) & (query - key < size)  # noqa: E731
+def _mask(nodes: tuple[Node, ...], padded: int, window: int | None, device: torch.device) -> flex.BlockMask:
+    """Return which key each query sees; padding sees itself."""
+    seen = _seen(nodes, padded, window, device)
     return flex.create_block_mask(seen, None, None, padded, padded, device=device, BLOCK_SIZE=BLOCK)
+
+
+def _seen(
+    nodes: tuple[Node, ...], padded: int, window: int | None, device: torch.device
+) -> Callable[[Any, Any, Any, Any], Tensor]:
+    """Return the function that says whether a query sees a key.
+
+    A query sees earlier tokens of its node, and those of its ancestors, within the window: a key is seen by what
+    follows it up to the end of all that is below its node. It is written as a lambda, since flex attention counts the
+    arguments of a function, which wrappers of named functions hide.
+    """
+    rest = padded - sum(node.length for node in nodes)
+    every = (*nodes, Node(0, padded - rest, rest, 0, -1))
+    lengths = torch.tensor([node.length for node in every])
+    ends = torch.repeat_interleave(torch.tensor([node.at + node.length + node.below for node in every]), lengths)
+    shifts = torch.repeat_interleave(torch.tensor([node.start - node.at for node in every]), lengths)
+    ends, positions = ends.to(device), (torch.arange(padded) + shifts).to(device)
+    size = padded if window is None else window
+    return lambda batch, head, query, key: (
+        (query >= key) & (query < ends[key]) & (positions[query] - positions[key] < size)
+    )
 
 
 @cache

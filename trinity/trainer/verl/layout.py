@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.models.families import families
 from trinity.trainer.prefixes import Node
+from trinity.trainer.verl.flex import forest_works
 from trinity.trainer.verl.hf_attention import NAME, NotPackable, computing, packing_problem, register
 from trinity.trainer.verl.output_layer import LogitRule
 from trinity.trainer.verl.packing import Block, Packed
@@ -194,10 +195,10 @@ def _tried(model: PreTrainedModel, rows: Sequence[Tensor], layout: Layout) -> li
 def _shares_prefixes(model: PreTrainedModel, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> bool:
     """Return whether rows with a common prefix are computed as if alone.
 
-    Attention over shared prefixes is computed on a CPU only.
+    On a GPU flex attention computes them, if it works there.
     """
     row, branch = rows[0], rows[-1]
-    if row.device.type != "cpu":
+    if row.device.type != "cpu" and not forest_works(row.device):
         return False
     rest, other = len(row) - _KEPT, len(branch) - _KEPT
     nodes = (
@@ -206,7 +207,8 @@ def _shares_prefixes(model: PreTrainedModel, rows: Sequence[Tensor], alone: Sequ
         Node(start=_KEPT, at=len(row), length=other, below=0, parent=0),
     )
     packed = _packed([torch.cat([row, branch[_KEPT:]])])
-    positions = torch.cat([torch.arange(len(row)), torch.arange(_KEPT, len(branch))])
+    places = torch.arange(max(len(row), len(branch)), device=row.device)
+    positions = torch.cat([places[: len(row)], places[_KEPT : len(branch)]])
     packed = replace(packed, positions=positions, forest=nodes)
     with computing(packed):
         found = run_packed(model, packed.tokens, packed.positions)

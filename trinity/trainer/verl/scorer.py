@@ -16,10 +16,11 @@ from torch import Tensor
 from trinity.common.errors import DataError
 from trinity.common.models.families import VISION
 from trinity.trainer.batch import TrainBatch, counted_rows
-from trinity.trainer.prefixes import NOTHING, Sharing
+from trinity.trainer.prefixes import Sharing
 from trinity.trainer.verl.attention import BLOCKWISE_MAX_LENGTH
 from trinity.trainer.verl.decoder import PackedDecoder
 from trinity.trainer.verl.divergence import Output, full_divergence
+from trinity.trainer.verl.flex import forest_works
 from trinity.trainer.verl.hf_attention import computing
 from trinity.trainer.verl.logprob import distribution_statistics, logprob_and_entropy
 from trinity.trainer.verl.loss import spread_to_rows
@@ -77,12 +78,12 @@ class Scorer:
 
     @property
     def sharing(self) -> Sharing:
-        """What the decoder computes once here: on a CPU only.
+        """What the decoder computes once here.
 
-        Elsewhere rows are computed apart, since the kernels there do not support shared prefixes.
+        Equal prompts of short rows are on a CPU only; elsewhere they are prefixes like others.
         """
         if self.device.type != "cpu":
-            return NOTHING
+            return Sharing(0, self.decoder.can_share_prefixes and forest_works(self.device))
         prompts_up_to = BLOCKWISE_MAX_LENGTH if self.decoder.can_share_prompts else 0
         return Sharing(prompts_up_to, self.decoder.can_share_prefixes)
 
