@@ -76,7 +76,7 @@ class TrainBatch:
     def num_given(self) -> Int[Tensor, "B"]:
         """Tokens of each row before the first that it trains: all if none.
 
-        They are more than its prompt if it goes on from responses that other rows train.
+        They are more than its prompt if it continues responses that other rows train.
         """
         has_action, first = self.action_mask.max(1)
         return torch.where(has_action, self.prompt_lengths + first, self.lengths)

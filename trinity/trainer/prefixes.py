@@ -126,7 +126,7 @@ def in_order(
     """Return `rows` with those of common prefixes side by side.
 
     Two responses to one prompt are not compared: what they have in common by chance is not shared. A response is shared
-    with rows that go on from it without training it: the next turn of an episode, or another branch of a tree.
+    with rows that continue it without training it: the next turn of an episode, or another branch of a tree.
 
     Args:
         tokens: of all rows.
