@@ -45,6 +45,12 @@ class Service:
     def on_loop(self, call: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self.loop).result(60)
 
+    def routes(self) -> dict[str, str]:
+        """Return the method of each route."""
+        address = self.address.replace("0.0.0.0", "127.0.0.1")
+        paths = httpx.get(f"{address}/openapi.json", trust_env=False).json()["paths"]
+        return {path: method.upper() for path, methods in paths.items() for method in methods}
+
     def client(self, task: str | None = None, run: int = 0) -> TrinityClient:
         return TrinityClient(self.address, KEY, task_id=task, run_id=run)
 

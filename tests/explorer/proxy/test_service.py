@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import time
@@ -94,6 +95,32 @@ def test_what_changes_anything_needs_the_token(service: Service, path: str):
     assert httpx.get(f"{service.address}/health").json() == {"status": "ok"}
     foreign = httpx.post(f"{service.address}{path}", headers={b"Authorization": "Bearer \N{SNOWMAN}".encode()})
     assert foreign.status_code == 401
+
+
+def answered(service: Service, method: str, path: str, headers: dict[str, str]) -> int:
+    """Return the status; unlike httpx, this client also sends what ends with a space."""
+    host, _, port = service.address.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host.replace("0.0.0.0", "127.0.0.1"), int(port), timeout=30)
+    try:
+        connection.request(method, path, b"{}" if method == "POST" else None, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("written", ["", "  ", "EMPTY", f" {KEY} "])
+def test_no_key_that_may_be_written_lets_anybody_in_without_it(make: Make, written: str):
+    """An empty one is what a variable that is not set gives, as in `${oc.env:TOKEN,}`."""
+    service = make(rollout_model={"api_key": written}, listen_address="0.0.0.0")
+    token, routes = service.on_loop(service.side.served()).token, service.routes()
+    assert (token is None) == (KEY in written) and {"/feedback", "/commit", "/status", "/v1/models"} <= routes.keys()
+    wrong = [{}, *({"Authorization": said} for said in ("", "Bearer", "Bearer ", "Bearer EMPTY", "Bearer wrong", "x"))]
+    wrong += [{"x-api-key": said} for said in ("", " ", "EMPTY")]
+    for path, method in routes.items():
+        for headers in wrong if path != "/health" else ():
+            assert answered(service, method, path, headers) == 401, (path, headers)
+    right = {"Authorization": f"Bearer {token or KEY}"}
+    assert [answered(service, "GET", path, right) for path in ("/status", "/v1/models")] == [200, 200]
 
 
 def test_a_body_that_is_too_large_is_a_413(service: Service):
