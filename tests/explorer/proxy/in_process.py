@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.parts import Parts
+from trinity.common.errors import EnginesLostError
 from trinity.explorer.proxy.client import TrinityClient
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.serve_side import ServeSide
@@ -68,7 +69,8 @@ class Service:
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.on_loop(self.side.request_stop())
-            self.running.result(60)
+            with contextlib.suppress(EnginesLostError):
+                self.running.result(60)
             self.on_loop(self.side.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
