@@ -83,6 +83,11 @@ def test_an_unknown_id_is_a_422_and_a_foreign_run_a_403(service: Service):
     assert answer.status_code == 422 and answer.json()["error"]["code"] == "unknown_id"
     answer = service.post("/feedback", {"reward": 1, "task_id": "never"})
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_run"
+    mine = service.client("mine", 1)
+    body = {"reward": 1, "msg_ids": [service.ask(mine).id], "task_id": "mine", "run_id": 2}
+    answer = service.post("/feedback", body)
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_run"
+    assert mine.feedback(1.0)["updated"] == 1, "the answer is where it was, without a reward"
 
 
 @pytest.mark.difference("`explorer.listen_address`")
