@@ -70,8 +70,9 @@ class ServeSide(ExplorerSide):
         config, store = self.config, await self._opened_store()
         engine = self._made_engines()
         self._monitor = open_monitor(config, config.explorer.name, self._on_metrics)
-        written = config.explorer.rollout_model.api_key
-        token = secrets.token_urlsafe(24) if written == NO_KEY else written
+        written = config.explorer.rollout_model.api_key.strip()
+        is_given = written not in ("", NO_KEY)  # the variable that it is read from may be empty
+        token = written if is_given else secrets.token_urlsafe(24)
         add_secret(token)
         self._service = ProxyService(
             config,
@@ -85,7 +86,7 @@ class ServeSide(ExplorerSide):
         await self._prepare_engines()
         await self._service.prepare()
         address = await self._listening(self._service)
-        self._served = ServedAt(address, token if written == NO_KEY else None)
+        self._served = ServedAt(address, None if is_given else token)
         file = Path(config.checkpoint_job_dir) / f"{config.explorer.name}{ADDRESS_FILE}"
         write_atomically(file, f"{address}\n")
         logger.info("mode serve is ready at %s (the address is in %s, too)", address, file)

@@ -84,6 +84,30 @@ def test_shutdown_ends_the_thread_and_the_calls(llama: Made) -> None:
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("cause", [RuntimeError("device lost"), MemoryError(), SystemExit()])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_takes_no_work_has_no_figures(llama: Made, cause: BaseException) -> None:
+    """By them it is known whether it serves, so they must not outlive its thread."""
+
+    def fail() -> None:
+        raise cause
+
+    async def call() -> None:
+        async with engine(llama[0], timeout_s=2.0) as made:
+            assert (await made.stats())["num_slots"]
+            made._loaded[1].batch.step = fail
+            with pytest.raises((EngineError, OutOfMemoryError, DeadlineError)):
+                await made.generate("1=", max_tokens=5, ignore_eos=True)
+            with pytest.raises((EngineError, OutOfMemoryError), match="failed|memory"):
+                await made.stats()
+        async with engine(llama[0]) as made:
+            await made.shutdown()
+            with pytest.raises(EngineError, match="shut down"):
+                await made.stats()
+
+    run(call())
+
+
 def test_a_wait_ends_at_its_deadline(llama: Made) -> None:
     async def call() -> None:
         async with engine(llama[0], is_deterministic=True, timeout_s=0.2) as made:

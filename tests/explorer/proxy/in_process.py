@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.parts import Parts
+from trinity.common.errors import EnginesLostError
 from trinity.explorer.proxy.client import TrinityClient
 from trinity.launch.run import RunOptions, plan_run
 from trinity.launch.serve_side import ServeSide
@@ -45,6 +46,12 @@ class Service:
     def on_loop(self, call: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self.loop).result(60)
 
+    def routes(self) -> dict[str, str]:
+        """Return the method of each route."""
+        address = self.address.replace("0.0.0.0", "127.0.0.1")
+        paths = httpx.get(f"{address}/openapi.json", trust_env=False).json()["paths"]
+        return {path: method.upper() for path, methods in paths.items() for method in methods}
+
     def client(self, task: str | None = None, run: int = 0) -> TrinityClient:
         return TrinityClient(self.address, KEY, task_id=task, run_id=run)
 
@@ -62,7 +69,8 @@ class Service:
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.on_loop(self.side.request_stop())
-            self.running.result(60)
+            with contextlib.suppress(EnginesLostError):
+                self.running.result(60)
             self.on_loop(self.side.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)

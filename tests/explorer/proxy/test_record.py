@@ -94,6 +94,28 @@ def test_a_reward_of_a_run_is_that_of_its_calls_and_one_by_id_names_the_run(reco
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("foreign", [Caller("task", 1), Caller("other", 0), Caller("other", 7)])
+def test_calls_of_a_run_are_not_moved_into_another_one(record: CallRecord, foreign: Caller):
+    """All or nothing: the answers beside the foreign one, named by none or by `foreign`, keep what they had."""
+    own = Caller("task", 0)
+    record.add([choice(0, caller=own), choice(1), choice(2, caller=foreign), choice(3, caller=own)])
+    record.reward(0.5, message_ids=[IDS[0]], caller=own)
+    for ids in ([IDS[0]], [IDS[1], IDS[2], IDS[3]], [f"{IDS[3]}#0", IDS[1]]):
+        with pytest.raises(FeedbackError, match="is of task 'task', run 0, not of task") as error:
+            record.reward(1.0, message_ids=ids, caller=foreign)
+        assert error.value.status == 403 and record.counts == Counts(waiting=3, rewarded=1)
+    assert record.reward(0.7, message_ids=[IDS[0]], caller=None) == Rewarded(1, 0), "ids alone move nothing"
+    for _ in range(2):  # what named no run is of the one that it was given, from then on
+        record.reward(0.1, message_ids=[IDS[1], IDS[2]], caller=foreign)
+    with pytest.raises(FeedbackError, match=f"is of task '{foreign.task}'"):
+        record.reward(0.1, message_ids=[IDS[1]], caller=own)
+    assert [(row.message_id, Caller(row.task, row.run_id), row.reward) for row in record.begin(1)] == [
+        (IDS[0], own, 0.7), (IDS[1], foreign, 0.1), (IDS[2], foreign, 0.1),
+    ]  # fmt: skip
+    with pytest.raises(FeedbackError, match="is of task 'task'"):
+        record.reward(0.7, message_ids=[IDS[0]], caller=foreign)
+
+
 def test_a_step_that_was_begun_is_there_after_a_crash_and_can_be_undone(record: CallRecord, tmp_path: Path):
     record.add([choice(0), choice(1)])
     record.reward(1.0, message_ids=[IDS[0]], caller=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import time
@@ -82,6 +83,11 @@ def test_an_unknown_id_is_a_422_and_a_foreign_run_a_403(service: Service):
     assert answer.status_code == 422 and answer.json()["error"]["code"] == "unknown_id"
     answer = service.post("/feedback", {"reward": 1, "task_id": "never"})
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_run"
+    mine = service.client("mine", 1)
+    body = {"reward": 1, "msg_ids": [service.ask(mine).id], "task_id": "mine", "run_id": 2}
+    answer = service.post("/feedback", body)
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_run"
+    assert mine.feedback(1.0)["updated"] == 1, "the answer is where it was, without a reward"
 
 
 @pytest.mark.difference("`explorer.listen_address`")
@@ -94,6 +100,32 @@ def test_what_changes_anything_needs_the_token(service: Service, path: str):
     assert httpx.get(f"{service.address}/health").json() == {"status": "ok"}
     foreign = httpx.post(f"{service.address}{path}", headers={b"Authorization": "Bearer \N{SNOWMAN}".encode()})
     assert foreign.status_code == 401
+
+
+def answered(service: Service, method: str, path: str, headers: dict[str, str]) -> int:
+    """Return the status; unlike httpx, this client also sends what ends with a space."""
+    host, _, port = service.address.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host.replace("0.0.0.0", "127.0.0.1"), int(port), timeout=30)
+    try:
+        connection.request(method, path, b"{}" if method == "POST" else None, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("written", ["", "  ", "EMPTY", f" {KEY} "])
+def test_no_key_that_may_be_written_lets_anybody_in_without_it(make: Make, written: str):
+    """An empty one is what a variable that is not set gives, as in `${oc.env:TOKEN,}`."""
+    service = make(rollout_model={"api_key": written}, listen_address="0.0.0.0")
+    token, routes = service.on_loop(service.side.served()).token, service.routes()
+    assert (token is None) == (KEY in written) and {"/feedback", "/commit", "/status", "/v1/models"} <= routes.keys()
+    wrong = [{}, *({"Authorization": said} for said in ("", "Bearer", "Bearer ", "Bearer EMPTY", "Bearer wrong", "x"))]
+    wrong += [{"x-api-key": said} for said in ("", " ", "EMPTY")]
+    for path, method in routes.items():
+        for headers in wrong if path != "/health" else ():
+            assert answered(service, method, path, headers) == 401, (path, headers)
+    right = {"Authorization": f"Bearer {token or KEY}"}
+    assert [answered(service, "GET", path, right) for path in ("/status", "/v1/models")] == [200, 200]
 
 
 def test_a_body_that_is_too_large_is_a_413(service: Service):

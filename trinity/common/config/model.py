@@ -235,7 +235,7 @@ class InferenceModelConfig(Section):
     enable_openai_api: bool = key(False, "OpenAI clients of workflows: get_openai_client.", TRINITY)
     enable_log_requests: bool = key(False, "Log every request.", TRINITY, idle_with=_OF_VLLM)
     base_port: Port | None = key(None, "First port of the endpoints; null: any free one.", TRINITY, support=LATER)
-    api_key: str = key(NO_KEY, "Mode serve: key of the endpoint; EMPTY: a random one.", TRINITY, secret=True)
+    api_key: str = key(NO_KEY, "Mode serve: key of the endpoint; EMPTY or none: a random one.", TRINITY, secret=True)
     enable_auto_tool_choice: bool = key(
         False, "Parse responses for tool calls; needs tool_call_parser.", TRINITY, idle_with=_OF_ENGINE
     )

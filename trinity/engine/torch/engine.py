@@ -248,8 +248,13 @@ class TorchEngine(LocalModel):
 
         Totals are tokens, samples, prefills, turns and seconds at work, and those of the prefix cache. Figures are
         tokens per second, slots, bytes of the prefix cache, and those of `RequestGauge.table`.
+
+        Raises:
+            EngineError: the engine's thread has failed, or was shut down.
+            OutOfMemoryError: it has failed for lack of memory.
         """
         _, loop, _ = self._ready()
+        loop.check()
         counts, prefixes = loop.batch.counts, loop.batch.prefixes
         return (
             {

@@ -48,6 +48,19 @@ class EngineLoop:
         """Start the thread."""
         self._thread.start()
 
+    def check(self) -> None:
+        """Raise if the thread takes no work any more.
+
+        Raises:
+            EngineError: it has failed or ended (E5601), or was shut down (E5607).
+            OutOfMemoryError: it has failed for lack of memory.
+        """
+        error = self._refusal()
+        if error is None and not self._thread.is_alive():
+            error = EngineError("the engine has failed: its thread has ended", code="E5601")
+        if error is not None:
+            raise error
+
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; their futures get the samples or an error."""
         with self._changed:

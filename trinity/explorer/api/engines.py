@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from trinity.explorer.api.errors import HTTPError
 from trinity.explorer.api.service import Service
 from trinity.explorer.isolation.requested import PATH
 from trinity.explorer.isolation.wire import METHODS, call_of, failure_of, result_bytes
+from trinity.utils.token import is_token
 
 POLL_S = 0.5
 BYTES = "application/octet-stream"
@@ -37,7 +37,7 @@ def engine_routes(
     async def ask(index: int, method: str, request: Request) -> Response:
         """Call a method of an engine."""
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown.encode(), key.encode()):
+        if not is_token(shown, key):
             return _refused(PermissionError("the key is not that of this inference model"), 401)
         if method not in METHODS or not 0 <= index < len(engines):
             return _refused(LookupError(f"there is no method {method} of an engine {index} here"), 404)

@@ -160,8 +160,8 @@ class TrinityClient:
             How many choices have another reward now (`updated`) and how many had this one (`unchanged`).
 
         Raises:
-            ServeError: a rollout without calls here (403), another reward than a committed one (409), an unknown id or
-                no finite number (422).
+            ServeError: a rollout without calls here, or a response of another one (403), another reward than a
+                committed one (409), an unknown id or no finite number (422).
         """
         return self._asked("POST", "/feedback", timeout, self._reward(reward, msg_ids))
 

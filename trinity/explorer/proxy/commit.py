@@ -198,9 +198,20 @@ class Committer:
             "rollout/model_version": self._engine.model_version,
             "experience_pipeline/oversize_count": appended.quarantined,
         }
-        self._monitor.log(metrics | prefixed("perf/engine", await self._engine.stats()), step=step)
+        self._monitor.log(metrics | prefixed("perf/engine", await self._engine_figures()), step=step)
         filtered = len(experiences) - len(kept)
         return Committed(step, len(rows), appended.appended, filtered)
+
+    async def _engine_figures(self) -> dict[str, float]:
+        """Return the totals of the engine; none if it has failed.
+
+        What is committed stays so.
+        """
+        try:
+            return await self._engine.stats()
+        except TrinityError as error:
+            logger.warning("a commit has no figures of the engine: %s", error)
+            return {}
 
 
 def _metrics(experiences: Sequence[Experience]) -> dict[str, float]:

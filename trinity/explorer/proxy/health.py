@@ -45,8 +45,8 @@ class EngineHealth:
         if self.serving >= self.needed:
             return None
         return (
-            f"{self.serving} engines answer, and explorer.min_running_model_num is {self.needed}: engines that were "
-            "lost are started again; ask again later"
+            f"{self.serving} engines answer, and explorer.min_running_model_num is {self.needed}: if there are not "
+            f"enough for {self._recovery_s:g} s (explorer.engine_recovery_timeout), the run ends; ask again later"
         )
 
     def refuse(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 import secrets
 import threading
@@ -22,6 +21,7 @@ from trinity.explorer.proxy.record import Caller, CallRecord, RecordedChoice
 from trinity.runtime.worker_thread import WorkerThread
 from trinity.utils.failpoints import failpoint
 from trinity.utils.log import get_logger
+from trinity.utils.token import is_token
 
 logger = get_logger("explorer")
 
@@ -199,7 +199,7 @@ class CallerModels:
 
     def is_token(self, token: str) -> bool:
         """Return whether a caller has sent the token."""
-        return hmac.compare_digest(token.encode(), self._token.encode())
+        return is_token(token, self._token)
 
     def model_of(self, token: str, headers: Mapping[str, str]) -> CallerModel | None:
         """Return the model of who sent these headers; None: a wrong token.

@@ -185,11 +185,12 @@ class CallRecord:
     def reward(self, reward: float, *, message_ids: Sequence[str] | None, caller: Caller | None) -> Rewarded:
         """Give choices a reward; all of them or none.
 
-        An id is that of an answer, or `<answer>#<choice>`. With ids, `caller` is what the calls belong to from now on;
-        without, the reward is that of all calls of `caller`.
+        An id is that of an answer, or `<answer>#<choice>`. With ids, calls that belong to no task are of `caller` from
+        now on; without, the reward is that of all calls of `caller`.
 
         Raises:
-            FeedbackError: an id (422) or a run (403) is not known, or one is committed with another reward (409).
+            FeedbackError: an id is not known (422), a run has no calls or not these (403), or one is committed with
+                another reward (409).
         """
         with self._database.write() as connection:
             if message_ids is None:
@@ -197,6 +198,7 @@ class CallRecord:
                 rows = self._of_caller(connection, caller)
             else:
                 rows = self._of_messages(connection, list(dict.fromkeys(message_ids)))
+                _refuse_foreign(rows, caller)
             _refuse_second(rows, reward)
             open_rows = {row.id: row for row in rows if row.step is None}
             values: dict[str, Any] = {"reward": reward}
@@ -228,7 +230,8 @@ class CallRecord:
         return rows
 
     def _found(self, connection: Connection, condition: ColumnElement[bool]) -> list[Row[Any]]:
-        columns = (CALLS.c.id, CALLS.c.message_id, CALLS.c.choice, CALLS.c.reward, CALLS.c.step)
+        names = ("id", "message_id", "choice", "task", "run_id", "reward", "step")
+        columns = [CALLS.c[name] for name in names]
         return list(connection.execute(select(*columns).where(self._own, condition).order_by(CALLS.c.id)))
 
     def _unknown(self, message: str, *, status: int) -> FeedbackError:
@@ -299,6 +302,17 @@ class CallRecord:
         found = connection.execute(select(has_reward, func.count()).where(is_open).group_by(has_reward))
         numbers = {bool(rewarded): int(number) for rewarded, number in found}
         return Counts(numbers.get(False, 0), numbers.get(True, 0))
+
+
+def _refuse_foreign(rows: Sequence[Row[Any]], caller: Caller | None) -> None:
+    """Refuse to move what belongs to a run into another one."""
+    for row in rows:
+        if caller is not None and row.task is not None and Caller(row.task, row.run_id) != caller:
+            raise FeedbackError(
+                f"response {row.message_id!r} is of task {row.task!r}, run {row.run_id}, not of task {caller.task!r}, "
+                f"run {caller.run}; give its own task_id and run_id, or msg_ids alone",
+                status=403,
+            )
 
 
 def _refuse_second(rows: Sequence[Row[Any]], reward: float) -> None:

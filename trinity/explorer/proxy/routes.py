@@ -56,7 +56,7 @@ _STATUSES = {
     503: "The store cannot take it now.",
 }
 _OF_FEEDBACK = {
-    403: "The rollout has no calls here.",
+    403: "The rollout has no calls here, or a response is of another one.",
     408: "The body has not arrived in time.",
     409: "A response is committed with another reward.",
     413: "The body is too large.",

@@ -149,7 +149,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _served(self) -> dict[str, Any]:
         shown = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown.encode(), self.server.token.encode()):
+        token = self.server.token  # an empty one is nobody's
+        if not token or not hmac.compare_digest(shown.encode(), token.encode()):
             raise Refused(401, "the token is missing or wrong", kind="token")
         route = self.server.routes.get(self.path)
         if route is None:
@@ -218,7 +219,7 @@ def _token(*, is_owned: bool, host: str) -> str:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         _end_with(owner)
         return token
-    token = os.environ.get(TOKEN_ENV_VAR, "")
+    token = os.environ.get(TOKEN_ENV_VAR, "").strip()
     if not token and host not in LOOPBACK:
         sys.exit(f"{host} can be reached by others: set {TOKEN_ENV_VAR}")
     return token or secrets.token_urlsafe(24)
