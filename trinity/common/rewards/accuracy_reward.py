@@ -44,7 +44,8 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
     if isinstance(outcome, CallTimedOut):
         raise RewardTimeoutError(
             f"scoring took more than deadline_s = {outcome.after_s:g} s and was stopped; "
-            "raise reward_fn_args.deadline_s if responses may take longer"
+            "raise reward_fn_args.deadline_s if responses may take longer",
+            late_s=outcome.late_s,
         )
     raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")
 
