@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tests.e2e.tiny_run import TinyRun
 from trinity.catalogue import builtin_catalogue
 from trinity.common.config import examine
 from trinity.common.errors import WorkflowError
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardFn, RewardTimeoutError, eval_utils, sandbox
 from trinity.common.rewards.accuracy_reward import AccuracyReward
 from trinity.common.rewards.dapo_reward import MathDAPORewardFn
 from trinity.common.rewards.eval_utils import (
@@ -207,6 +209,47 @@ def test_helpers_that_plugins_import() -> None:
     assert compute_score(r"\boxed{7}", "7") == (1.0, "7") and compute_score("6", "7")[0] == 0.0
     assert math_equal("0.5", "1/2") and not math_equal(None, "1") and extract_answer("it is 4") == "it is 4"
     assert verify_math_answer(r"\boxed{4}", "4") == (1.0, {"extracted_answer": "4", "ground_truth": "4"})
+
+
+HARD, THIRD = "9^{9^{9^{9}}}", r"\frac{1}{3}"
+COMPARISONS: dict[str, Callable[[str, str], Any]] = {
+    "is_equiv": is_equiv,
+    "math_equal": math_equal,
+    "grade_answer": grade_answer,
+    "verify_with_timeout": lambda answer, truth: verify_with_timeout(truth, answer, timeout_seconds=1),
+    "verify_math_answer": lambda answer, truth: verify_math_answer(rf"\boxed{{{answer}}}", truth),
+    "AccuracyReward": lambda answer, truth: AccuracyReward(deadline_s=0.5)(rf"\boxed{{{answer}}}", truth=truth),
+}
+
+
+@pytest.mark.parametrize("compare", COMPARISONS.values(), ids=COMPARISONS)
+@pytest.mark.parametrize("pair", [(HARD, THIRD), (THIRD, HARD)], ids=["the answer", "the truth"])
+def test_a_comparison_that_takes_too_long_is_counted_and_no_reward_of_zero(
+    compare: Callable[[str, str], Any], pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_utils, "DEADLINE_S", 0.5)
+    before = sandbox.shared_sandbox().counts()
+    with pytest.raises(RewardTimeoutError, match="E5112"):
+        compare(*pair)
+    assert sandbox.shared_sandbox().counts()["CallTimedOut"] == before["CallTimedOut"] + 1
+
+
+@pytest.mark.parametrize("compare", COMPARISONS.values(), ids=COMPARISONS)
+def test_a_sandbox_that_fails_is_no_reward_of_zero(
+    compare: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = sandbox.Sandbox()
+    closed.close()
+    monkeypatch.setattr(sandbox, "_shared", (os.getpid(), closed))
+    with pytest.raises(RewardError, match="E5113.*the sandbox is closed"):
+        compare(r"\frac{2}{6}", THIRD)
+
+
+@pytest.mark.parametrize("text", ["blue", "####", "a b", "{", r"\text{Paris}", "北京"])
+def test_what_is_no_mathematics_is_compared_as_text(text: str) -> None:
+    assert is_equiv(text, f" {text} ") and grade_answer(text, text)[0]
+    assert not is_equiv(text, THIRD) and not is_equiv(THIRD, text)
+    assert not is_equiv(text, " ") and not is_equiv(" ", text)
 
 
 PLUGIN = """

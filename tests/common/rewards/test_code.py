@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.rewards.test_sandbox import LATEST_KILL_S
 from tests.explorer.test_isolation import is_alive
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardTimeoutError
 from trinity.common.rewards.code_sandbox import MAX_OUTPUT_BYTES, Ran, run_code
@@ -55,9 +56,19 @@ def test_a_program_may_not_reach_what_is_not_its_own(tmp_path: Path, code: str, 
     assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").stat().st_mode == mode
 
 
-@pytest.mark.parametrize("code", ["while True: pass", "sum(range(10**15))", "import time; time.sleep(600)"])
-def test_a_program_without_an_end_is_killed(code: str, tmp_path: Path) -> None:
-    assert run_code(code, timeout_s=1.0) == CallTimedOut(1.0)
+ENDLESS = [
+    "while True: pass",
+    "sum(range(10**15))",
+    "import time; time.sleep(600)",
+    "import os\nwhile True: os.write(1, b'x'), sum(range(200))",  # there is always more to read
+    "import os; os.close(1); os.close(2)\nwhile True: pass",
+]
+
+
+@pytest.mark.parametrize("code", ENDLESS)
+def test_a_program_without_an_end_is_killed_at_its_deadline(code: str) -> None:
+    outcome = run_code(code, timeout_s=1.0)
+    assert isinstance(outcome, CallTimedOut) and outcome.after_s == 1.0 and outcome.late_s <= LATEST_KILL_S
 
 
 def test_what_a_program_leaves_behind_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from trinity.common.rewards.code_sandbox import Ran, run_code
 from trinity.common.rewards.sandbox import CallFailed, CallTimedOut, Sandbox, Scored
 
 BOMB = {"truth": "\\frac{1}{3}", "answer": "9^{9^{9^{9}}}", "is_marked": True}
+LATEST_KILL_S = 1.0  # from the deadline, as the sandbox itself measures it
 HALF = {"truth": "\\frac{1}{2}", "answer": "\\frac{2}{4}", "is_marked": True}
 
 
@@ -40,9 +41,8 @@ def test_one_worker_serves_many_calls(sandbox: Sandbox) -> None:
 def test_a_call_past_its_deadline_is_killed_and_the_next_one_works(sandbox: Sandbox) -> None:
     assert sandbox.call("equal", HALF, deadline_s=20) == Scored(True)
     (hung,) = sandbox.worker_pids()
-    begin = time.monotonic()
-    assert sandbox.call("equal", BOMB, deadline_s=0.5) == CallTimedOut(0.5)
-    assert time.monotonic() - begin < 60.0
+    outcome = sandbox.call("equal", BOMB, deadline_s=0.5)
+    assert isinstance(outcome, CallTimedOut) and outcome.after_s == 0.5 and outcome.late_s <= LATEST_KILL_S
     assert not psutil.pid_exists(hung)
     assert sandbox.call("equal", HALF, deadline_s=20) == Scored(True)
     assert sandbox.counts()["starts"] == 2

@@ -44,9 +44,23 @@ def run_in_sandbox(operation: str, arguments: dict[str, Any], *, deadline_s: flo
     if isinstance(outcome, CallTimedOut):
         raise RewardTimeoutError(
             f"scoring took more than deadline_s = {outcome.after_s:g} s and was stopped; "
-            "raise reward_fn_args.deadline_s if responses may take longer"
+            "raise reward_fn_args.deadline_s if responses may take longer",
+            late_s=outcome.late_s,
         )
     raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")
+
+
+def is_equal(answer: FinalAnswer, truth: str, *, deadline_s: float) -> bool:
+    """Return whether `answer` equals `truth` as mathematics.
+
+    Raises:
+        RewardError: the comparison failed or took more than `deadline_s`.
+    """
+    found = compare_cheaply(answer, truth)
+    if found is None:
+        arguments = {"truth": truth, "answer": answer.text, "is_marked": answer.is_marked}
+        found = bool(run_in_sandbox("equal", arguments, deadline_s=deadline_s))
+    return found
 
 
 @REWARD_FUNCTIONS.register_module("accuracy_reward")
@@ -81,14 +95,7 @@ class AccuracyReward(RewardFn):
         check_response(response)
         targets = self._truths(truth)
         pairs = ((answer, target) for target in targets for answer in self._answers(response, target))
-        return {"accuracy": 1.0 if any(self._are_equal(*pair) for pair in pairs) else 0.0}
-
-    def _are_equal(self, answer: FinalAnswer, target: str) -> bool:
-        is_equal = compare_cheaply(answer, target)
-        if is_equal is None:
-            arguments = {"truth": target, "answer": answer.text, "is_marked": answer.is_marked}
-            is_equal = bool(run_in_sandbox("equal", arguments, deadline_s=self.deadline_s))
-        return is_equal
+        return {"accuracy": 1.0 if any(is_equal(*pair, deadline_s=self.deadline_s) for pair in pairs) else 0.0}
 
     def _truths(self, truth: Any) -> list[str]:
         target = "" if truth is None else true_answer(truth)

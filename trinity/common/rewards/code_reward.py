@@ -132,6 +132,7 @@ class CodeReward(RewardFn):
                 return self.timeout_score
             raise RewardTimeoutError(
                 f"a program took more than timeout_s = {outcome.after_s:g} s and was stopped; raise "
-                "reward_fn_args.timeout_s, or set reward_fn_args.timeout_score to score such programs"
+                "reward_fn_args.timeout_s, or set reward_fn_args.timeout_score to score such programs",
+                late_s=outcome.late_s,
             )
         raise RewardError(f"scoring failed: {outcome.reason}", code="E5113")

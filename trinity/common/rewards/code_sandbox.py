@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trinity.common.errors import EnvironmentProblem
 from trinity.common.rewards.code_worker import BEGUN, CHECK, MARK_BYTES, PROGRAM
-from trinity.common.rewards.sandbox import LONGEST_S, READ_BYTES, REAP_DEADLINE_S, CallFailed, CallTimedOut
+from trinity.common.rewards.sandbox import LONGEST_S, READ_BYTES, REAP_DEADLINE_S, CallFailed, CallTimedOut, timed_out
 
 WORKER = Path(__file__).with_name("code_worker.py")
 TIMEOUT_S = 10.0
@@ -114,15 +114,17 @@ def run_code(
 def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> CodeOutcome:
     assert process.stdout is not None and process.stderr is not None, "both are pipes"
     written = {process.stdout: b"", process.stderr: b""}
-    end = time.monotonic() + timeout_s
+    begin = time.monotonic()
+    end = begin + timeout_s
     left = selectors.PollSelector()  # `select` knows no descriptor above 1023
     for pipe in written:
         left.register(pipe, selectors.EVENT_READ, pipe)
     try:
         while left.get_map():
             ready = left.select(max(0.0, end - time.monotonic()))
-            if not ready:
-                return CallTimedOut(timeout_s)
+            if not ready or time.monotonic() > end:  # whatever it still writes
+                _kill(process)
+                return timed_out(timeout_s, since=begin)
             for key, _ in ready:
                 data = os.read(key.fd, READ_BYTES)
                 written[key.data] += data
@@ -133,16 +135,21 @@ def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> CodeOutcome:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, end - time.monotonic()))
         if process.returncode in (None, -signal.SIGXCPU):
-            return CallTimedOut(timeout_s)
+            _kill(process)
+            return timed_out(timeout_s, since=begin)
         stdout, stderr = (text.decode("utf-8", "replace") for text in written.values())
     finally:
         _end(process)
     return Ran(stdout, stderr, process.returncode, is_complete=False)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _kill(process)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(REAP_DEADLINE_S)
     for pipe in (process.stdout, process.stderr):

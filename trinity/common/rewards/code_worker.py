@@ -34,6 +34,8 @@ BEGUN = b"1"
 MARK_BYTES = 32
 """The mark: the beginning of the file of the check."""
 MAX_OPEN_FILES = 64
+NEWEST_LANDLOCK = 6
+"""The newest version whose rules are asked for. An older one restricts less, so no refusal of a call relies on it."""
 
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER_MODE = 38, 22, 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -53,27 +55,39 @@ class _Calls(NamedTuple):
     architecture: int
     clone: int
     of_own: tuple[int, ...]
+    fcntl: int
+    ioctl: int
+    socketpair: int
     refused: tuple[int, ...]
 
 
 _CLONE3 = 435
-# What a program is refused: new processes, sockets, signals and memory of others, its limits, rights of files, the
-# clock and the kernel. The numbers are those of linux/unistd.h.
+# What a program is refused: new processes, sockets, signals, memory and scheduling of others, its limits, rights of
+# files, the clock and the kernel. The numbers are those of linux/unistd.h.
 _COMMON = (424, 425, 426, 427, 428, 429, 430, 434, 438, 440, 442, 448, 452)
 _CALLS = {
-    "x86_64": _Calls(0xC000003E, clone=56, of_own=(62, 234), refused=(
+    "x86_64": _Calls(0xC000003E, clone=56, of_own=(62, 234), fcntl=72, ioctl=16, socketpair=53, refused=(
         29, 30, 31, 41, 42, 49, 50, 57, 58, 59, 64, 65, 66, 68, 69, 70, 71, 90, 91, 92, 93, 94, 101, 103, 109,
-        112, 129, 141, 155, 159, 160, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173, 175, 176,
+        112, 129, 141, 142, 144, 155, 159, 160, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173, 175, 176,
         179, 188, 189, 190, 197, 198, 199, 200, 203, 227, 235, 240, 246, 248, 249, 250, 251, 256, 260, 261,
-        268, 272, 279, 280, 297, 298, 300, 302, 304, 308, 310, 311, 312, 313, 321, 322, 323,
+        268, 272, 279, 280, 297, 298, 300, 302, 304, 305, 308, 310, 311, 312, 313, 314, 320, 321,
+        322, 323,
         *_COMMON)),
-    "aarch64": _Calls(0xC00000B7, clone=220, of_own=(129, 131), refused=(
+    "aarch64": _Calls(0xC00000B7, clone=220, of_own=(129, 131), fcntl=25, ioctl=29, socketpair=199, refused=(
         5, 6, 7, 14, 15, 16, 30, 39, 40, 41, 51, 52, 53, 54, 55, 60, 88, 89, 97, 104, 105, 106, 112, 116, 117,
-        122, 130, 138, 140, 142, 154, 157, 161, 162, 164, 170, 171, 180, 186, 187, 188, 189, 190, 191, 192,
+        118, 119, 122, 130, 138, 140, 142, 154, 157, 161, 162, 164, 170, 171, 180, 186, 187, 188, 189, 190, 191, 192,
         193, 194, 195, 196, 198, 200, 201, 203, 217, 218, 219, 221, 224, 225, 238, 239, 240, 241, 261, 262,
-        265, 268, 270, 271, 272, 273, 280, 281, 282,
+        265, 266, 268, 270, 271, 272, 273, 274, 280, 281, 282, 294,
         *_COMMON)),
 }  # fmt: skip
+# The commands that reach nobody else. Others make the kernel send signals for a file to any process (F_SETOWN,
+# FIOSETOWN), or are of terminals and devices.
+_OF_OWN_FILES = (0, 1, 2, 3, 4, 1030)  # fcntl: copy a descriptor, its flags, those of its file
+_OF_OWN_DEVICES = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # ioctl: whether terminal, size, flags
+_STREAMS = (1, 0x801, 0x80001, 0x80801)  # a datagram could be sent to the socket of another process
+
+_FIRST, _SECOND = 16, 24
+"""Where the kernel gives the lower half of an argument; all that are compared here have 32 bits."""
 
 
 class RefusedError(OSError):
@@ -125,7 +139,8 @@ def limit_files(folder: str) -> None:
     Raises:
         RefusedError: the kernel has no Landlock.
     """
-    version = _checked(_libc.syscall(_CREATE_RULESET, None, 0, 1), "Landlock (Linux 5.13 and newer)")
+    newest = _checked(_libc.syscall(_CREATE_RULESET, None, 0, 1), "Landlock (Linux 5.13 and newer)")
+    version = min(newest, NEWEST_LANDLOCK)
     everything = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
     rules = _Rules(everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
@@ -166,12 +181,22 @@ def _filter(calls: _Calls) -> list[tuple[int, int, int, int]]:
     for number in calls.refused:
         code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
     # Threads may be started.
-    code += [(_EQUAL, 0, 4, calls.clone), (_LOAD, 0, 0, 16), (_ANY_BIT, 1, 0, _CLONE_THREAD)]
+    code += [(_EQUAL, 0, 4, calls.clone), (_LOAD, 0, 0, _FIRST), (_ANY_BIT, 1, 0, _CLONE_THREAD)]
     code += [(_RETURN, 0, 0, _REFUSE | _EAGAIN), (_RETURN, 0, 0, _ALLOW)]
     for number in calls.of_own:  # a signal to itself, as `abort` sends
-        code += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, os.getpid())]
-        code += [(_RETURN, 0, 0, _REFUSE | _EPERM), (_RETURN, 0, 0, _ALLOW)]
+        code += _only(number, _FIRST, (os.getpid(),))
+    code += _only(calls.fcntl, _SECOND, _OF_OWN_FILES)
+    code += _only(calls.ioctl, _SECOND, _OF_OWN_DEVICES)
+    code += _only(calls.socketpair, _SECOND, _STREAMS)
     return [*code, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _only(number: int, place: int, allowed: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """Allow a call with some values of an argument, and refuse it with others."""
+    count = len(allowed)
+    code = [(_EQUAL, 0, count + 3, number), (_LOAD, 0, 0, place)]
+    code += [(_EQUAL, count - index, 0, value) for index, value in enumerate(allowed)]
+    return [*code, (_RETURN, 0, 0, _REFUSE | _EPERM), (_RETURN, 0, 0, _ALLOW)]
 
 
 def main() -> None:

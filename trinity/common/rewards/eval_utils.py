@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trinity.common.rewards.accuracy_reward import DEADLINE_S, AccuracyReward
-from trinity.common.rewards.answer import boxed_answers, final_answer
+from trinity.common.rewards.accuracy_reward import DEADLINE_S, is_equal
+from trinity.common.rewards.answer import FinalAnswer, boxed_answers, final_answer
 from trinity.common.rewards.arithmetic import ArithmeticRefused, evaluate
 from trinity.common.rewards.countdown_reward import last_equation
 from trinity.common.rewards.math_reward import MathBoxedRewardFn
 from trinity.common.rewards.math_reward import has_thought as validate_think_pattern
-from trinity.common.rewards.reward_fn import RewardError
 
 __all__ = [
     "compute_score_v0",
@@ -57,22 +56,22 @@ def verify_with_timeout(
 
 
 def _is_equal(one: str, other: str, deadline_s: float) -> bool:
-    # The whole text is the answer, with nothing to search for.
-    compare = AccuracyReward(answer_parser=lambda text: text, deadline_s=deadline_s)
-    return bool(one and other) and compare(str(other), truth=str(one))["accuracy"] == 1.0
+    # The whole text is the answer, with nothing to search for. One that is no mathematics is compared as text.
+    truth, answer = str(one).strip(), str(other).strip()
+    return bool(truth and answer) and is_equal(FinalAnswer(answer, is_marked=True), truth, deadline_s=deadline_s)
 
 
 def is_equiv(str1: str | None, str2: str | None, verbose: bool = False) -> bool:
     """Return whether two answers are equal as mathematics.
 
-    Two that are missing are equal; one is not.
+    Two that are missing are equal; one is not. Answers that are no mathematics are equal as texts.
+
+    Raises:
+        RewardError: the comparison failed or took too long: that is no answer, and no reward of 0.
     """
     if str1 is None or str2 is None:
         return str1 is str2
-    try:
-        return _is_equal(str1, str2, DEADLINE_S)
-    except RewardError:
-        return str1.strip() == str2.strip()
+    return _is_equal(str1, str2, DEADLINE_S)
 
 
 def simple_answer_parser(response: str) -> list[str]:

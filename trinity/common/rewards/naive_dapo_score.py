@@ -18,7 +18,11 @@ def match_answer(response: str) -> tuple[bool, str]:
 
 
 def grade_answer(given_answer: str, ground_truth: str) -> tuple[bool, str]:
-    """Return whether an answer equals the truth, and the answer."""
+    """Return whether an answer equals the truth, and the answer.
+
+    Raises:
+        RewardError: the comparison failed or took too long.
+    """
     return is_equiv(given_answer, ground_truth), given_answer.strip()
 
 

@@ -14,12 +14,20 @@ def extract_answer(response_text: str) -> str | None:
 
 
 def math_equal(prediction: str | None, reference: str | None) -> bool:
-    """Return whether two answers are equal; None equals nothing."""
+    """Return whether two answers are equal; None equals nothing.
+
+    Raises:
+        RewardError: the comparison failed or took too long.
+    """
     return prediction is not None and reference is not None and is_equiv(prediction, reference)
 
 
 def verify_math_answer(response_text: str, ground_truth: str) -> tuple[float, dict[str, Any]]:
-    """Return 1 or 0 for the final answer of a response, and both answers."""
+    """Return 1 or 0 for the final answer of a response, and both answers.
+
+    Raises:
+        RewardError: the comparison failed or took too long.
+    """
     answer = extract_answer(response_text)
     is_right = math_equal(answer, ground_truth)
     return float(is_right), {"extracted_answer": answer, "ground_truth": ground_truth}

@@ -22,9 +22,16 @@ class RewardTimeoutError(RewardError):
     """The scorer was stopped at its deadline.
 
     Such rollouts are counted apart from those of other failures.
+
+    Attributes:
+        late_s: seconds from the deadline until it was stopped.
     """
 
     default_code = "E5112"
+
+    def __init__(self, message: str, *, code: str | None = None, late_s: float = 0.0) -> None:
+        super().__init__(message, code=code)
+        self.late_s = late_s
 
 
 class RewardFn(Declared, ABC):

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,20 @@ class Scored:
 
 @dataclass(frozen=True)
 class CallTimedOut:
-    """The call did not return within `after_s` seconds; its worker was killed."""
+    """The call did not return within `after_s` seconds; its worker was killed.
+
+    Attributes:
+        after_s: the deadline.
+        late_s: seconds from the deadline until the worker was sent the signal; equality ignores them.
+    """
 
     after_s: float
+    late_s: float = field(default=0.0, compare=False)
+
+
+def timed_out(after_s: float, *, since: float) -> CallTimedOut:
+    """Return the outcome of a call that began at `since` and is killed now."""
+    return CallTimedOut(after_s, late_s=max(0.0, time.monotonic() - since - after_s))
 
 
 @dataclass(frozen=True)
@@ -210,18 +221,22 @@ class Sandbox:
             self._free.put(worker)
 
     def _call(self, worker: _Worker, request: dict[str, Any], *, deadline_s: float) -> CallOutcome:
+        begin = time.monotonic()
         try:
             if not worker.is_alive:
                 self._start(worker)
-            reply = worker.ask(request, time.monotonic() + deadline_s)
+            begin = time.monotonic()
+            reply = worker.ask(request, begin + deadline_s)
         except (_Ended, OSError) as error:
             status = worker.stop()
             if status == -signal.SIGXCPU:
-                return CallTimedOut(deadline_s)
+                return timed_out(deadline_s, since=begin)
             return CallFailed(f"the worker ended with status {status} ({type(error).__name__.strip('_')})")
         except _Expired:
+            worker.kill()
+            outcome = timed_out(deadline_s, since=begin)
             worker.stop()
-            return CallTimedOut(deadline_s)
+            return outcome
         if reply.get("is_last"):
             worker.stop()
         return CallFailed(reply["error"]) if "error" in reply else Scored(reply["value"])
