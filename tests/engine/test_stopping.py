@@ -13,7 +13,7 @@ from tests.common.models.families import family_tokenizer
 from tests.engine.engines import engine, response, run
 from tests.tiny import tiny_tokenizer
 from trinity.common.experience import Experience
-from trinity.engine.stopping import completed_stop, stop_at_end
+from trinity.engine.stopping import completed_stop, stop_at_end, text_before
 
 Made = tuple[Path, PreTrainedModel]
 STOPS = [["a"], ["aa", "a"], ["ab", "ba"], ["数"], ["é1", "1"], ["\n\n", "\n"], ["数学", "学é"]]
@@ -93,3 +93,18 @@ def test_a_stop_string_counts_once_the_minimum_is_over(llama: Made) -> None:
             assert length == (places[ends[0]] + 1 if ends else 20)
             seen.add((is_early, bool(ends)))
     assert seen == {(False, False), (False, True), (True, False), (True, True)}
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "expected"),
+    [
+        ("ab<|im_start|>c", "c", "ab<|im_start|>"),
+        ("ab<|im_start|>c", "bc", "a"),
+        ("<|im_start|>ab<|im_start|>數a", "數a", "<|im_start|>ab<|im_start|>"),
+        ("<|im_start|>數學", "學", "<|im_start|>數"),
+        ("a", "a", ""),
+    ],
+)
+def test_the_text_before_a_stop_string_has_the_special_tokens_before_it(said: str, stop: str, expected: str) -> None:
+    tokenizer = family_tokenizer("qwen2_5")
+    assert text_before(tokenizer, tokenizer(said, add_special_tokens=False)["input_ids"], stop) == expected

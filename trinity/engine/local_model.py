@@ -36,7 +36,7 @@ from trinity.engine.image_prompts import ImagePrompts, SeenPrompt, required
 from trinity.engine.sample import Sample, unanswered
 from trinity.engine.sampler import noise_key
 from trinity.engine.settings import EngineSettings
-from trinity.engine.stopping import stop_at_end
+from trinity.engine.stopping import stop_at_end, text_before
 from trinity.utils.log import get_logger
 
 
@@ -189,7 +189,7 @@ class LocalModel(ABC):
             prompt = SeenPrompt(tokens or render_chat(self.tokenizer, messages, tools=tools, **options)[0])
         experiences = await self.generate_seen(prompt, **arguments)
         for experience in experiences if self._parser is not None else ():
-            self._parse(experience, tools, is_cut=bool(arguments.get("stop")))
+            self._parse(experience, tools)
         return experiences
 
     async def _seen(
@@ -204,14 +204,15 @@ class LocalModel(ABC):
         images = required(self.images, self.settings.model.model_path)
         return await images.render(self.tokenizer, messages, tools=tools, **options)
 
-    def _parse(self, experience: Experience, tools: list[dict[str, Any]] | None, *, is_cut: bool) -> None:
+    def _parse(self, experience: Experience, tools: list[dict[str, Any]] | None) -> None:
         """Store the message that a response holds, if it is more than text."""
         assert self._parser is not None, "only called with one"
-        text = experience.response_text or ""
-        if not is_cut:
-            response = experience.tokens[experience.prompt_length :].tolist()
+        response, stop = experience.tokens[experience.prompt_length :].tolist(), experience.info.get("stop_text")
+        if stop is None:
             is_ended = experience.info["finish_reason"] == "stop"
             text = decode_tokens(self.tokenizer, response[:-1] if is_ended else response)
+        else:
+            text = text_before(self.tokenizer, response, stop)
         message = self._parser.message(text, prompt=experience.prompt_text or "", tools=tools)
         if message.keys() - {"role", "content"}:
             experience.info["message"] = message

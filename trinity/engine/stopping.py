@@ -42,6 +42,19 @@ def stop_at_end(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops
     return min((stop for stop in found if stop.start >= 0), key=lambda stop: stop.start + len(stop.text), default=None)
 
 
+def text_before(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stop_text: str) -> str:
+    """Return the text, special tokens included, before a stop string.
+
+    The last token completes the stop string, in which special tokens do not count.
+    """
+    stop = stop_at_end(tokenizer, tokens, [stop_text])
+    assert stop is not None, "the last token completed the stop string"
+    plain, count = decode_tokens(tokenizer, tokens, skip_special=True)[: stop.start], len(tokens)
+    while not plain.startswith(said := decode_tokens(tokenizer, tokens[:count], skip_special=True)):
+        count -= 1  # this token is a part of the stop string, if not of the text before it, too
+    return decode_tokens(tokenizer, tokens[:count]) + plain[len(said) :]
+
+
 def completed_stop(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str], *, min_tokens: int
 ) -> str | None:

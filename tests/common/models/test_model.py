@@ -77,6 +77,42 @@ def test_samples_derive_from_the_identity_of_the_rollout(llama: Made) -> None:
     assert len({tuple(tokens) for tokens in (first, second, task, step)}) == 4
 
 
+def test_a_seed_of_a_call_repeats_its_samples_within_a_rollout_alone(llama: Made) -> None:
+    async def work(wrapper: ModelWrapper) -> dict[str, list[list[int]]]:
+        one, other = wrapper.for_run(3, 1, 0), wrapper.for_run(3, 1, 1)
+        plain = wrapper.for_run(3, 1, 0)
+        asked = {
+            "first": await one.chat_async(ASK, seed=7, n=3),
+            "again": await one.chat_async(ASK, seed=7, n=3),
+            "other seed": await one.chat_async(ASK, seed=8, n=3),
+            "as text": await one.generate_async("12+34=", seed=7, n=3),
+            "other rollout": await other.chat_async(ASK, seed=7, n=3),
+            "fifth": await one.chat_async(ASK, n=3),
+        }
+        for _ in range(5):
+            asked["fifth without seeds"] = await plain.chat_async(ASK, n=3)
+        return {name: [response(exp) for exp in made] for name, made in asked.items()}
+
+    got = with_wrapper(llama[0], work)
+    assert got["first"] == got["again"] == got["as text"]
+    assert got["fifth"] == got["fifth without seeds"], "without a seed the number of the call decides"
+    different = [*got["first"], *got["other seed"], *got["other rollout"], *got["fifth"]]
+    assert len({tuple(tokens) for tokens in different}) == 12
+
+
+def test_seeds_repeat_in_deterministic_rounds_also_for_calls_at_once(llama: Made) -> None:
+    async def work() -> list[list[int]]:
+        async with engine(llama[0], is_deterministic=True) as made:
+            model = ModelWrapper(made, generate_kwargs={"max_tokens": 8, "ignore_eos": True}).for_run(3, 1, 0)
+            texts = ["1+1=", "12+34=", "1+1="]
+            one = await model.generate_async(texts, seed=7)
+            other = await model.generate_async(texts[::-1], seed=7)
+            return [response(exp) for exp in (*one, *other)]
+
+    first, second, third, *reverse = run(work())
+    assert first == third and reverse == [first, second, first]
+
+
 def test_further_samples_of_a_rollout_are_not_those_of_the_next(llama: Made) -> None:
     """Of the best of several: each rollout asks for three, and the group has no sample twice."""
 

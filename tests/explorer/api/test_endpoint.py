@@ -110,6 +110,24 @@ def test_every_turn_of_a_rollout_is_another_call(served: Served) -> None:
     assert _ids(plain) == _ids(other) and len({tuple(ids) for ids in _ids(other)}) == 3
 
 
+def test_the_same_call_with_a_seed_is_repeated_within_its_rollout(served: Served) -> None:
+    """By every interface, as a whole and as a stream; calls without a seed stay what they are."""
+    one, other = served.rollout(), served.rollout(task=1)
+    asked = {"model": "model", "max_tokens": 8, "seed": 7, "n": 2, "extra_body": {"ignore_eos": True}}
+    for model in (one, other):
+        with model.get_openai_client() as client:
+            for _ in range(2):
+                client.chat.completions.create(messages=MESSAGES, **asked)
+                list(client.chat.completions.create(messages=MESSAGES, stream=True, **asked))
+                client.completions.create(prompt=MESSAGES[0]["content"], **asked)
+            client.chat.completions.create(messages=MESSAGES, **asked | {"seed": 8})
+    for model in (one, other):
+        made = _ids(model)
+        assert made[:12] == made[:2] * 6 and made[0] != made[1]
+        assert made[12:] != made[:2]
+    assert not set(map(tuple, _ids(one))) & set(map(tuple, _ids(other)))
+
+
 def test_a_stream_is_the_whole_answer(served: Served) -> None:
     plain, other = served.rollout(), served.rollout()
     expected = plain.chat(MESSAGES, n=2, max_tokens=6)

@@ -370,7 +370,9 @@ class ModelWrapper:
             arguments["temperature"] = 0.0
         arguments.setdefault("participant", self._participant)
         if self._identity is not None and "sample_ids" not in arguments:
-            arguments["sample_ids"] = self._identity.of_call(self._turn, int(arguments.get("n") or 1))
+            # With the call's own seed, the same call gives the same samples; without it, every call differs.
+            turn = self._turn if kwargs.get("seed") is None else "seeded"
+            arguments["sample_ids"] = self._identity.of_call(turn, int(arguments.get("n") or 1))
         self._turn += 1
         return arguments
 

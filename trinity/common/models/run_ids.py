@@ -18,7 +18,7 @@ class RunIds(NamedTuple):
     task: int | str
     runs: range
 
-    def of_call(self, turn: int, n: int) -> list[str]:
+    def of_call(self, turn: int | str, n: int) -> list[str]:
         """Return the identities `batch/task/run/turn` of `n` samples.
 
         They are of one rollout after the other. Where there are more samples than rollouts, the further ones have

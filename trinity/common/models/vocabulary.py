@@ -34,6 +34,12 @@ def known_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(tokenizer.get_vocab().values()) | frozenset(tokenizer.added_tokens_decoder)
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of the tokens that a text without special tokens lacks."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {index for index, token in added if token.special}
+
+
 def drawable(tokenizer: PreTrainedTokenizerBase, vocab_size: int, stop_ids: Collection[int]) -> Drawable:
     """Return the ids that a model may draw.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity.common.experience import Experience
 from trinity.common.models.answer_stream import MessageStream, NewText, StreamText
+from trinity.common.models.vocabulary import special_ids
 from trinity.common.models.watching import Begun
 from trinity.explorer.api.calls import Asked, Drawn, RunningCall
 from trinity.explorer.api.errors import HTTPError
@@ -42,19 +43,26 @@ class _Choice:
     text: StreamText
     message: MessageStream | None
     special: frozenset[int]
+    may_stop: bool
     said: list[str] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
     waiting: list[Drawn] = field(default_factory=list)
     num_sent: int = 0
     was_special: bool = False
+    is_held: bool = False
 
     def add(self, drawn: Drawn) -> NewText:
         self.waiting.append(drawn)
         text = self.text.add(drawn.token)
         if self.message is None:
             return NewText(content=text)
+        is_special = drawn.token in self.special
+        # Stop strings are found in the text without special tokens; the rest is therefore read as a whole.
+        self.is_held = self.is_held or (self.may_stop and is_special)
+        if self.is_held:
+            return NewText()
         # The text comes with the token after it.
-        was_special, self.was_special = self.was_special, drawn.token in self.special
+        was_special, self.was_special = self.was_special, is_special
         return self.message.add(text, is_special=was_special)
 
     def taken(self) -> list[Drawn]:
@@ -99,9 +107,8 @@ def _started(running: RunningCall, number: int) -> _Choice:
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     parser = begun.parser if isinstance(asked, ChatRequest) else None
     held = max((len(stop) - 1 for stop in stops), default=None if parser is None else 0)
-    text = StreamText(begun.tokenizer, skips_special=parser is None or bool(stops), held=held)
-    special = frozenset(begun.tokenizer.all_special_ids)
-    return _Choice(number, text, _message_of(asked, begun), special)
+    text = StreamText(begun.tokenizer, skips_special=parser is None, held=held)
+    return _Choice(number, text, _message_of(asked, begun), special_ids(begun.tokenizer), may_stop=bool(stops))
 
 
 def _message_of(asked: Asked, begun: Begun) -> MessageStream | None:
