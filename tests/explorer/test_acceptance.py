@@ -11,7 +11,8 @@ import torch
 
 from tests.explorer.scripted import REWARDS, Repeating, Scripted, experience, make
 from trinity.common.errors import WorkflowError
-from trinity.common.experience import EID
+from trinity.common.experience import EID, Experience
+from trinity.common.models.whole import Whole
 from trinity.explorer.acceptance import accept, of_batch
 from trinity.explorer.outcome import Completed, Failed, Rejected, RewardFailed
 
@@ -38,6 +39,25 @@ def test_turns_keep_their_numbers_and_are_sorted() -> None:
     ids = [EID(step=1), EID(step=0), EID(step=0, suffix="b")]
     (outcome,) = take([experience(eid=eid) for eid in ids])
     assert uids([outcome]) == ["3/2/0/0/", "3/2/0/0/b", "3/2/0/1/"]
+
+
+def test_all_sequences_of_a_conversation_are_taken_in_their_order() -> None:
+    """Two runs of one call, one whose conversation is two sequences; in the other they are between other turns."""
+
+    def whole(eid: EID) -> Whole:
+        info = {"trajectory": 1, "follows": 0}
+        made = Whole(eid=eid, tokens=[1, 2], reward=0.5, info=info, of_model=frozenset(info))
+        made.earlier = [Experience(tokens=[1, 3], info={"trajectory": 0})]
+        return made
+
+    one, two = take([whole(EID(run=4)), experience(eid=EID(run=5))], runs=range(4, 6), can_repeat=True)
+    assert uids([one, two]) == ["3/2/4/0/", "3/2/4/1/", "3/2/5/0/"]
+    assert [(exp.tokens.tolist(), exp.reward) for exp in one.experiences] == [([1, 3], 0.5), ([1, 2], 0.5)]
+    assert [type(exp) for exp in one.experiences] == [Experience, Experience]
+    turns = [experience(eid=EID(step=7)), whole(EID(step=5)), experience(eid=EID(step=3))]
+    (outcome,) = take(turns)
+    assert uids([outcome]) == [f"3/2/0/{step}/" for step in range(4)]
+    assert [exp.info.get("trajectory") for exp in outcome.experiences] == [None, 0, 1, None]
 
 
 def test_a_repeating_workflow_is_numbered_by_its_own_ids_or_by_position() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.explorer.rollouts import Rollouts
 from tests.explorer.scripted import experience, make
 from trinity.common.experience import Experience
-from trinity.common.workflows import Workflow
+from trinity.common.workflows import MultiTurnWorkflow, Workflow
 from trinity.explorer.metrics import rollout_metrics, taskset_metrics
 from trinity.explorer.outcome import BatchResult, Completed, RolloutResult
 
@@ -56,3 +56,30 @@ def test_responses_in_other_words_and_calls_that_a_history_dropped_are_counted(r
     metrics = rollout_metrics(rollouts.run([make(Rewriting, 2, act="ok")], max_retry_times=0))
     assert metrics["rollout/finished_task_count"] == 1
     assert (metrics["rollout/foreign_turn_count"], metrics["rollout/dropped_call_count"]) == (2, 4)
+
+
+class Restarted(MultiTurnWorkflow):
+    """Hides the first response from the model, and learns the conversation with both; rewrites a third one."""
+
+    can_repeat = True
+
+    def run(self) -> list[Experience]:
+        """Return each conversation as one experience, as is published."""
+        made = []
+        for run in range(self.repeat_times):
+            ask = {"role": "user", "content": f"{run}+1="}
+            (first,) = self.model.chat([ask], max_tokens=2)
+            messages = [ask, {"role": "assistant", "content": first.response_text}, ask]
+            messages += [{"role": "assistant", "content": "2"}, ask]
+            (last,) = self.model.chat(messages, max_tokens=2)
+            messages.append({"role": "assistant", "content": last.response_text})
+            made.append(self.process_messages_to_experience(messages, float(run), {"turns": 3}))
+            made[-1].eid.run = self.run_id_base + run
+        return made
+
+
+def test_turns_of_a_conversation_that_are_tokenised_anew_are_counted(rollouts: Rollouts) -> None:
+    result = rollouts.run([make(Restarted, 2, act="ok")], max_retry_times=0)
+    metrics = rollout_metrics(result)
+    assert (metrics["rollout/finished_task_count"], metrics["rollout/retokenised_turn_count"]) == (1, 2)
+    assert metrics["rollout/turns/mean"] == 3 and metrics["rollout/reward/mean"] == 0.5

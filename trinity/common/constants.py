@@ -19,6 +19,7 @@ SELECTOR_METRIC = "selector_metric"
 LORA_FOLDER = "lora_adapter"  # of a checkpoint whose trained part is an adapter
 TRAJECTORY = "trajectory"
 LINK = (TRAJECTORY, "follows", "shared_tokens")  # of `Experience.info`: what one of several of a rollout follows
+RETOKENISED = "retokenised_turns"  # of `Experience.info`: its responses that were not sampled
 VERL_DATA = "data.pt"  # of a checkpoint of veRL: the state of its data loader
 PROCESSOR = "preprocessor_config.json"
 

@@ -240,7 +240,7 @@ class Experience:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, tensors as lists; `Experience(**...)` reads it."""
-        named: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        named: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(Experience)}
         named |= {name: value.tolist() for name, value in named.items() if isinstance(value, Tensor)}
         named["custom_fields"] = [each.to_dict() for each in self.custom_fields]
         inputs = self.multi_modal_inputs

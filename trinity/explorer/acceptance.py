@@ -13,6 +13,7 @@ from typing import Any
 
 from trinity.common.errors import WorkflowError
 from trinity.common.experience import EID, Experience
+from trinity.common.models.whole import Whole, unfolded
 from trinity.common.rewards.reward_fn import RewardError
 from trinity.common.workflows.task import Task
 from trinity.explorer.outcome import Completed, Failed, Outcome, Rejected, unscored
@@ -83,6 +84,10 @@ def _outcome(
             return unscored(dropped[0])
         return Failed(f"{task.workflow.__name__} returned no experience for the rollout")
     steps = _steps(experiences, task.workflow.__name__)
+    if any(isinstance(each, Whole) for each in experiences):
+        by_step = sorted(zip(steps, experiences, strict=True), key=lambda pair: (pair[0], pair[1].eid.suffix))
+        experiences = unfolded([experience for _, experience in by_step])
+        steps = list(range(len(experiences)))
     for experience, step in zip(experiences, steps, strict=True):
         experience.eid = EID(task.batch_id, task.task_id, run, step, experience.eid.suffix)
         experience.info.setdefault("model_version", model_version)

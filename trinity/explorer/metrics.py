@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from trinity.common.constants import RETOKENISED
 from trinity.common.experience import Experience
 from trinity.explorer.outcome import (
     DROPPED_CALLS,
@@ -65,7 +66,7 @@ def rollout_metrics(result: BatchResult, *, is_detailed: bool = False) -> dict[s
     experiences = result.experiences
     metrics |= outcome_counts(result, "rollout")
     metrics |= truncation_counts(experiences, "rollout")
-    for name in (FOREIGN_TURNS, DROPPED_CALLS):
+    for name in (FOREIGN_TURNS, DROPPED_CALLS, RETOKENISED):
         metrics[f"rollout/{name.removesuffix('s')}_count"] = sum(int(e.info.get(name, 0)) for e in experiences)
     metrics |= summarize("response_length", [e.response_length for e in experiences])
     metrics |= summarize("prompt_length", [e.prompt_length for e in experiences])

@@ -19,9 +19,11 @@ import pytest
 
 from tests.common.workflows.own_environment import outcome_with
 from tests.explorer.api.test_endpoint import Served
+from trinity.common.config import Config
 from trinity.common.errors import EnvironmentProblem, WorkflowError
 from trinity.common.experience import Experience
 from trinity.common.workflows import WORKFLOWS, Task
+from trinity.explorer.wrappers import auxiliary_wrappers
 from trinity.utils.packages import is_installed
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -49,10 +51,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     made.close()
 
 
-def made_workflow(name: str, model: Any = None, **args: Any) -> Any:
+def made_workflow(name: str, model: Any = None, others: list[Any] | None = None, **args: Any) -> Any:
     rollout = {"temperature": 1.0, "max_tokens": 4}
     task = Task(workflow=WORKFLOWS.get(name), workflow_args=args, rollout_args=rollout, raw_task=ROW, batch_id=1)
-    return task.to_workflow(model)
+    return task.to_workflow(model, others)
 
 
 def text_of(answer: Any) -> str:
@@ -146,6 +148,37 @@ def test_what_a_function_must_return_is_said(
 ) -> None:
     with pytest.raises(WorkflowError, match=message):
         attempt(served, name, **args)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(("judge", "critic"), ["judge", "critic"]), (("judge", None), ["judge", "PATH"]), ((None, None), ["PATH", 1])],
+)
+def test_each_auxiliary_model_is_found_by_its_own_name(
+    package: None, served: Served, names: tuple[str | None, ...], expected: list[str | int]
+) -> None:
+    """Two on one engine; each hears what is asked under its name."""
+    path = served.wrapper.model_path
+    sections = [{"model_path": path, "name": name} for name in names]
+    config = Config.model_validate({"name": "job", "explorer": {"auxiliary_models": sections}})
+    others = [other.for_run(1, 0) for other in auxiliary_wrappers(config, [served.engine] * 2, served.endpoint)]
+    for other in others:
+        other._loop, other.enable_history = None, True
+    found: list[str | int] = []
+
+    async def asks(task: Any, model: Any, auxiliary_models: Any) -> Any:
+        from agentscope.tuner import WorkflowOutput
+
+        for number, (name, other) in enumerate(auxiliary_models.items()):
+            found.append(name)
+            await other([{"role": "user", "content": f"{number}="}])
+        return WorkflowOutput(reward=1.0, response=await two_turns(model))
+
+    workflow = made_workflow("agentscope_workflow_adapter_v1", served.rollout(), others, workflow_func=asks)
+    asyncio.run(workflow.run_async())
+    assert found == [path if name == "PATH" else name for name in expected]
+    heard = [[exp.prompt_text for exp in other.extract_experience_from_history()] for other in others]
+    assert heard == [["0="], ["1="]], "each name leads to its own model"
 
 
 @pytest.mark.skipif(is_installed("agentscope"), reason="agentscope is installed, so that nothing is missing")

@@ -18,6 +18,8 @@ from tests.tiny_vision import asked, picture, reference_logprobs, tiny_vision_mo
 from trinity.common.config.model import ModelConfig
 from trinity.common.errors import DataError, EngineError, EnvironmentProblem
 from trinity.common.experience import Experience
+from trinity.common.models import ModelWrapper
+from trinity.common.models.whole import unfolded
 from trinity.engine.settings import EngineSettings
 from trinity.engine.torch.engine import TorchEngine
 from trinity.utils.fused import choice
@@ -200,6 +202,19 @@ def test_images_for_a_model_that_reads_none_are_refused(folder: Path, plain: Ask
             plain.engine.convert_messages_to_experience([*asked("?", ONE), {"role": "assistant", "content": "1"}])
         )
     assert refused.value.code == "E5614"
+
+
+def test_a_sampled_conversation_with_images_is_a_sequence_for_each_call(plain: Asked) -> None:
+    async def work() -> tuple[list[Experience], list[Experience]]:
+        wrapper, talk, calls = ModelWrapper(plain.engine, generate_kwargs={"max_tokens": 3}), asked("?", ONE), []
+        for _ in range(2):
+            calls += await wrapper.chat_async(talk)
+            talk += [{"role": "assistant", "content": calls[-1].response_text}, {"role": "user", "content": "?"}]
+        return calls, unfolded([await wrapper.convert_messages_to_experience_async(talk)])
+
+    calls, made = asyncio.run(work())
+    assert [exp.tokens.tolist() for exp in made] == [call.tokens.tolist() for call in calls]
+    assert all(exp.multi_modal_inputs is not None and exp.action_mask.all() for exp in made)
 
 
 def test_a_folder_without_an_image_processor_is_named(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from tests.common.models.families import FAMILIES, family_tokenizer, stop_ids
 from tests.tiny import tiny_config
 from trinity.common.config import Config
+from trinity.common.constants import RETOKENISED
 from trinity.common.experience import Experience
 from trinity.common.models import create_inference_model
 from trinity.common.models.chat_template import render_chat
 from trinity.common.models.model import ModelWrapper
+from trinity.common.models.whole import unfolded
 from trinity.explorer.api.endpoint import Endpoint
 
 ENDS = {"qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>"}
@@ -168,11 +170,16 @@ def test_a_conversation_as_one_experience_has_the_sampled_tokens_and_logprobs(
     sampled = [float(value) for exp in calls for value in exp.logprobs.tolist()]
     kept = [value for exp in found for value, on in zip(exp.logprobs.tolist(), exp.action_mask, strict=True) if on]
     assert sorted(kept) == sorted(sampled), "every sampled token is trained once, with its log-probability"
-    if not split:
-        answers = [{"role": "assistant", "content": calls[-1].response_text}]
-        whole = rollouts.on_loop(model.convert_messages_to_experience_async([*prompts[-1], *answers]))
-        assert torch.equal(whole.tokens, calls[-1].tokens) and torch.equal(whole.logprobs, found[0].logprobs)
-        assert torch.equal(whole.action_mask, found[0].action_mask) and whole.truncate_status is None
-        assert whole.messages == [*prompts[-1], *answers]
-        scored = rollouts.on_loop(model.convert_messages_to_experience_async(whole.messages, temperature=1.0))
-        torch.testing.assert_close(scored.logprobs[whole.action_mask], whole.logprobs[whole.action_mask])
+    talk = [*prompts[-1], {"role": "assistant", "content": calls[-1].response_text}, *USER]
+    whole = rollouts.on_loop(model.convert_messages_to_experience_async(talk))
+    assert whole.messages == talk and whole.truncate_status is None and RETOKENISED not in whole.info
+    parts = unfolded([whole])
+    assert [trained(exp) for exp in parts] == [trained(exp) for exp in found]
+    scored = unfolded([rollouts.on_loop(model.convert_messages_to_experience_async(talk, temperature=1.0))])
+    for again, exp in zip(scored, parts, strict=True):
+        torch.testing.assert_close(again.logprobs[exp.action_mask], exp.logprobs[exp.action_mask])
+
+
+def trained(exp: Experience) -> tuple[list[int], list[bool], list[float]]:
+    assert exp.action_mask is not None and exp.logprobs is not None
+    return exp.tokens.tolist(), exp.action_mask.tolist(), exp.logprobs.tolist()

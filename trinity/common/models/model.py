@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from jaxtyping import Float
@@ -26,9 +26,10 @@ from trinity.common.models.inference_model import InferenceModel, Messages
 from trinity.common.models.names import served_names
 from trinity.common.models.run_ids import RunIds
 from trinity.common.models.sync_loop import running_loop, sync_loop
-from trinity.common.models.trajectories import joined, trajectories
+from trinity.common.models.trajectories import trajectories
 from trinity.common.models.turns import Turns
 from trinity.common.models.watching import accept, of_prompt
+from trinity.common.models.whole import converted
 
 R = TypeVar("R")
 _DEFAULT_TIMEOUT_S = 1800.0
@@ -237,34 +238,26 @@ class ModelWrapper:
     ) -> Experience:
         """Return a conversation as an experience whose actions are its responses.
 
-        Responses of this rollout that continue from each other have the tokens that were sampled, and, at no other
-        `temperature`, their log-probabilities. Others are rendered and scored.
+        Responses of this rollout have the tokens that were sampled, and, at no other `temperature`, their
+        log-probabilities. If they are not one sequence, this is the last of several; the others are trained with it.
+        Other responses are tokenised anew and scored; `info["retokenised_turns"]` is their number.
         """
-        calls = self.turns.sampled(messages, tools) if messages[-1].get("role") == "assistant" else None
-        if calls is not None:
-            return await self._joined(calls, messages, tools, temperature)
-        chosen = self._temperature(temperature)
-        return await self.model.convert_messages_to_experience(messages, tools, chosen, **self._rendering())
+        convert = partial(
+            self.model.convert_messages_to_experience,
+            tools=tools,
+            temperature=self._temperature(temperature),
+            **self._rendering(),
+        )
+        score = None if temperature is None else partial(self.logprobs_async, temperature=temperature)
+        made = await converted(messages, self.turns.sampled(messages, tools), convert, score)
+        made.tools = tools
+        return made
 
     def convert_messages_to_experience(
         self, messages: Messages, tools: list[dict[str, Any]] | None = None, temperature: float | None = None
     ) -> Experience:
         """Return what `convert_messages_to_experience_async` returns; blocks."""
         return self._wait(self.convert_messages_to_experience_async(messages, tools, temperature))
-
-    async def _joined(
-        self,
-        calls: Sequence[Experience],
-        messages: Messages,
-        tools: list[dict[str, Any]] | None,
-        temperature: float | None,
-    ) -> Experience:
-        made = replace(joined(calls), truncate_status=None)
-        made.messages, made.tools = [dict(message) for message in messages], tools
-        if temperature is not None:
-            logprobs = await self.logprobs_async(made.tokens.tolist(), temperature)
-            made.logprobs = logprobs[made.prompt_length - 1 :]
-        return made
 
     async def get_message_token_len_async(self, messages: Messages) -> int:
         """Return the number of tokens of a conversation as a prompt."""

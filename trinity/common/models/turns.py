@@ -20,7 +20,6 @@ from typing import Any
 
 from trinity.common.experience import Experience
 from trinity.common.models.said import Said
-from trinity.common.models.trajectories import goes_on_from
 from trinity.utils.log import get_logger
 
 logger = get_logger("explorer")
@@ -88,21 +87,18 @@ class Turns:
         said = Said(count, [int(token) for token in experience.tokens], experience.prompt_length)
         return Conversation(said, self, key)
 
-    def sampled(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[Experience] | None:
-        """Return the calls that gave the responses of a conversation.
+    def sampled(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> dict[int, Experience | None]:
+        """Return the call that gave each response, by its place.
 
-        Each continues from the one before it. None if an answer came from elsewhere, or a call did not continue.
+        None: the response was not sampled in this conversation.
         """
         key = _digest(b"", tools)
-        calls: list[Experience] = []
+        calls: dict[int, Experience | None] = {}
         for place, message in enumerate(messages):
             key = _extended(key, message)
             if place and message.get("role") == "assistant":
-                call = self._answers.get(key)
-                if call is None or (calls and not goes_on_from(call, calls[-1])):
-                    return None
-                calls.append(call)
-        return calls or None
+                calls[place] = self._answers.get(key)
+        return calls
 
     def remember(self, key: bytes, experience: Experience) -> None:
         """Keep an answer under the key of its conversation."""

@@ -131,18 +131,19 @@ class AgentScopeWorkflowAdapterV1(FunctionWorkflow):
     """An agent whose function returns a `WorkflowOutput`.
 
     `workflow_args.workflow_func` is an async function of `task` (the row) and `model` (an `OpenAIChatModel`), and, if
-    it names them, of `auxiliary_models` (by name) and `logger`. The reward is that of its output, or of
+    it names them, of `auxiliary_models` and `logger`. The auxiliary models are found by name, without one by path, and
+    by their number where an earlier one has the same. The reward is that of the function's output, or of
     `workflow_args.judge_func`, an async function of `task` and `response`, which returns a `JudgeOutput`.
     """
 
     arguments = {"workflow_func": None, "judge_func": None}
 
     def _offered(self) -> dict[str, Any]:
-        judges = {
-            wrapper.config.name: self.chat_model(wrapper.get_openai_async_client())
-            for wrapper in self.auxiliary_model_wrappers
-        }
-        return {"auxiliary_models": judges, "logger": self.logger}
+        models: dict[str | int, Any] = {}
+        for number, wrapper in enumerate(self.auxiliary_model_wrappers):
+            key = number if wrapper.model_name in models else wrapper.model_name
+            models[key] = self.chat_model(wrapper.get_openai_async_client())
+        return {"auxiliary_models": models, "logger": self.logger}
 
     async def run_async(self) -> list[Experience]:
         """Return the experiences of one call of the function.
