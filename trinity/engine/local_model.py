@@ -114,14 +114,19 @@ class LocalModel(ABC):
             EngineError: a token that the tokenizer does not have (E5602), and as for `generate_seen`.
         """
         tokenizer = self.tokenizer
-        tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        if tokens and not isinstance(prompt, str) and not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
+        tokens = encode_text(tokenizer, prompt) if isinstance(prompt, str) else self._known(prompt)
+        return await self.generate_seen(SeenPrompt(tokens), **arguments)
+
+    def _known(self, given: Sequence[int]) -> list[int]:
+        """Return the tokens; refuse any that the tokenizer lacks (E5602)."""
+        tokens, count = [int(token) for token in given], len(self.tokenizer)
+        if tokens and not 0 <= min(tokens) <= max(tokens) < count:
             raise EngineError(
-                f"tokens of a prompt must be from 0 to {len(tokenizer) - 1}, the tokenizer's last, got "
+                f"tokens of a prompt must be from 0 to {count - 1}, the tokenizer's last, got "
                 f"{min(tokens)} to {max(tokens)}",
                 code="E5602",
             )
-        return await self.generate_seen(SeenPrompt(tokens), **arguments)
+        return tokens
 
     async def generate_seen(self, prompt: SeenPrompt, **arguments: Any) -> list[Experience]:
         """Return `n` responses to one prompt, which may have images.
@@ -183,6 +188,8 @@ class LocalModel(ABC):
             DataError: an image cannot be used (E4031, E4032).
         """
         options = self._rendering(template_args)
+        if said is not None:
+            said = said._replace(tokens=self._known(said.tokens))
         prompt = await self._seen(messages, tools, said, options) if has_images(messages) else None
         if prompt is None:
             tokens = None if said is None else self._continued(messages, tools, said, options)
@@ -268,7 +275,7 @@ class LocalModel(ABC):
                 f"got {len(tokens)} tokens and temperature {temperature}",
                 code="E5602",
             )
-        return await self._score([int(token) for token in tokens], temperature)
+        return await self._score(self._known(tokens), temperature)
 
     async def convert_messages_to_experience(
         self,

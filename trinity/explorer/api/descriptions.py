@@ -117,7 +117,7 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
         kind: of the body.
     """
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
-    return described_by(_inlined(schema, schema.pop("$defs", {})), _STATUSES)
+    return described_by(inlined(schema), _STATUSES)
 
 
 def described_by(schema: dict[str, Any] | None, statuses: Mapping[int, str]) -> dict[str, Any]:
@@ -131,6 +131,24 @@ def described_by(schema: dict[str, Any] | None, statuses: Mapping[int, str]) -> 
     return (body if schema else {}) | {
         "responses": {str(status): {"description": text} for status, text in statuses.items()}
     }
+
+
+def inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without references to its own definitions."""
+    parts: dict[str, Any] = {}
+    found = _without_parts(schema, parts)
+    made: dict[str, Any] = _inlined(found, parts)
+    return made
+
+
+def _without_parts(schema: Any, parts: dict[str, Any]) -> Any:
+    """Return a schema whose definitions, at any depth, are moved to `parts`."""
+    if isinstance(schema, list):
+        return [_without_parts(each, parts) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts |= {name: _without_parts(part, parts) for name, part in schema.get("$defs", {}).items()}
+    return {name: _without_parts(value, parts) for name, value in schema.items() if name != "$defs"}
 
 
 def _inlined(schema: Any, parts: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ logger = get_logger("explorer")
 MESSAGES_PATH = "/v1/messages"
 CLIENT_GONE = 499
 # An argument out of range, an image that cannot be read or is not in its place, and one for a model that reads none.
-_OF_REQUEST = ("E5602", "E4031", "E4032", "E5613")
+_OF_REQUEST = ("E5602", "E4031", "E4032", "E5613", "E5614")
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",

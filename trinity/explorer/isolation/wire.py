@@ -18,13 +18,6 @@ from trinity.common.experience import Experience
 from trinity.common.models.said import Said
 from trinity.common.payload import decode, encode, parts
 from trinity.runtime.base import RemoteError
-from trinity.runtime.failure import user_place
-
-METHODS = frozenset({
-    "generate", "chat", "logprobs", "convert_messages_to_experience", "get_message_token_len", "vocabulary", "stats",
-    "join_round", "leave_round", "waits_in_round",
-})  # fmt: skip
-"""What a distant workflow may ask of an engine: all but its weights and its end."""
 
 
 def call_bytes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
@@ -49,13 +42,34 @@ def call_of(data: bytes) -> tuple[list[Any], dict[str, Any]]:
     Raises:
         ValueError: they are none.
     """
-    given = json.loads(data)
-    if not isinstance(given, dict) or not isinstance(given.get("args"), list):
-        raise ValueError("a call is an object with args and kwargs")
-    kwargs = dict(given.get("kwargs") or {})
+    try:
+        given = json.loads(data)
+        if b"\\u" in data:
+            json.dumps(given, ensure_ascii=False).encode()  # a lone surrogate is no text
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a call must be JSON: {error}") from error
+    if not isinstance(given, dict) or not given.keys() <= {"args", "kwargs"}:
+        raise ValueError("a call is an object with args and kwargs and nothing else")
+    args, kwargs = given.get("args"), given.get("kwargs", {})
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise ValueError("args of a call must be a list, and kwargs an object")
     if kwargs.get("said") is not None:
-        kwargs["said"] = Said(*kwargs["said"])
-    return given["args"], kwargs
+        kwargs["said"] = _said_of(kwargs["said"])
+    return args, kwargs
+
+
+def _said_of(value: Any) -> Said:
+    """Return the beginning of a conversation.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match value:
+        case [int(), list() as tokens, int()] if all(type(token) is int for token in tokens):
+            said = Said(*value)
+            if said.messages > 0 and 0 <= said.prompt_length <= len(tokens):
+                return said
+    raise ValueError("said must be a number of messages, tokens, and the length of their prompt")
 
 
 def result_bytes(version: int, value: Any) -> bytes:
@@ -86,14 +100,13 @@ def result_of(data: bytes) -> tuple[int, Any]:
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
-    """Return an error in JSON types."""
+    """Return an error in JSON types; where it was raised is told to nobody."""
     is_own = isinstance(error, TrinityError)
     return {
         "kind": type(error).__name__,
         "message": str(error.args[0]) if is_own and error.args else str(error),
         "code": error.code if isinstance(error, TrinityError) else None,
         "exit_code": int(error.exit_code if isinstance(error, TrinityError) else ExitCode.RUNTIME),
-        "place": user_place(error),
     }
 
 
@@ -103,6 +116,6 @@ def error_of(failure: Mapping[str, Any]) -> Exception:
     found = vars(errors).get(kind)
     if isinstance(found, type) and issubclass(found, TrinityError):
         return found(message, code=code)
-    error = RemoteError(f"{kind}: {message} ({failure.get('place')})", code=code)
+    error = RemoteError(f"{kind}: {message}", code=code)
     error.exit_code = ExitCode(failure.get("exit_code", int(ExitCode.RUNTIME)))
     return error
