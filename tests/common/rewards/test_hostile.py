@@ -13,7 +13,8 @@ import pytest
 
 from tests.common.rewards.hostile_texts import GROUPS, TEXTS
 from tests.common.rewards.test_sandbox import LATEST_KILL_S
-from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardTimeoutError
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardError, RewardTimeoutError, eval_utils
+from trinity.common.rewards.qwen25_eval import verify_math_answer
 from trinity.common.rewards.registry import REWARD_CONTENTS
 from trinity.common.rewards.sandbox import shared_sandbox
 from trinity.common.rewards.verl import SOURCES, score_of
@@ -50,6 +51,7 @@ SCORERS: Mapping[str, tuple[Callable[[], Scorer], str]] = {
         lambda: reward("code_reward", {"inputs": ["1"], "outputs": ["778201"]}, timeout_s=DEADLINE_S),
         "```python\n%s\n```",
     ),
+    "verify_math_answer": (lambda: lambda response: verify_math_answer(response, LATEX)[0], ANSWERED),
     "no_reward": (lambda: reward("no_reward"), "%s"),
     **{
         source: (
@@ -62,7 +64,7 @@ SCORERS: Mapping[str, tuple[Callable[[], Scorer], str]] = {
 # Each text costs the start of a process, or of the worker that replaces the one that was killed.
 DEAR = {
     "accuracy_reward of LaTeX", "math_reward", "math_boxed_reward", "math_dapo_reward", "format_reward of a pattern",
-    "code_reward", "hiyouga/geometry3k",
+    "verify_math_answer", "code_reward", "hiyouga/geometry3k",
 }  # fmt: skip
 DEAR_GROUPS = {"nested", "numbers", "towers", "latex", "repeated"}
 CALLS = [
@@ -79,7 +81,10 @@ def test_there_are_three_hundred_texts_for_each_scorer_of_text() -> None:
 
 
 @pytest.mark.parametrize(("name", "group"), CALLS)
-def test_hostile_answers_are_scored_or_refused_in_time(name: str, group: str, tmp_path: Path) -> None:
+def test_hostile_answers_are_scored_or_refused_in_time(
+    name: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_utils, "DEADLINE_S", DEADLINE_S)
     marker = tmp_path / "marker"
     make, form = SCORERS[name]
     scorer = make()

@@ -48,12 +48,13 @@ class FinalAnswer:
     is_marked: bool
 
 
-def _last_boxed(text: str) -> tuple[int, str] | None:
-    start = text.rfind(_BOXED)
+def _last_boxed(text: str, end: int | None = None) -> tuple[int, str] | None:
+    end = len(text) if end is None else end
+    start = text.rfind(_BOXED, 0, end)
     if start < 0:
         return None
     depth = 1
-    for position in range(start + len(_BOXED), len(text)):
+    for position in range(start + len(_BOXED), end):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
             return start, text[start + len(_BOXED) : position]
@@ -89,9 +90,9 @@ def final_answer(text: str) -> FinalAnswer:
 
 def boxed_answers(text: str) -> list[str]:
     r"""Return what each `\boxed{}` holds, in order, none twice."""
-    found: list[str] = []
-    while (last := _last_boxed(text)) is not None:
-        text = text[: last[0]]
+    found, end = list[str](), len(text)
+    while (last := _last_boxed(text, end)) is not None:
+        end = last[0]
         found.append(last[1].strip())
     return list(dict.fromkeys(reversed(found)))
 

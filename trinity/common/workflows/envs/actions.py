@@ -1,8 +1,9 @@
-"""Replies that hold a thought and an action between tags."""
+"""Replies that hold a thought and an action between tags.
+
+Everything here is linear in the length of the reply: it runs in the runner, where nothing may take long.
+"""
 
 from __future__ import annotations
-
-import re
 
 HINT = (
     "In every turn, think between <think> and </think>, then write exactly one action between <action> and </action>. "
@@ -13,8 +14,16 @@ NO_ACTION = "There is no action between <action> and </action>."
 
 def parse_action(text: str) -> str:
     """Return the text between the first pair of action tags, or nothing."""
-    found = re.search(r"<action>(.*?)</action>", text, re.DOTALL)
-    return found.group(1).strip() if found else ""
+    found = _held(text, "action")
+    return found[0].strip() if found else ""
+
+
+def last_action(text: str) -> str:
+    """Return the text between the last pair of action tags, or nothing."""
+    action, found = "", _held(text, "action")
+    while found is not None:
+        action, found = found[0], _held(text, "action", found[1])
+    return action.strip()
 
 
 def parse_parts(text: str) -> dict[str, str] | None:
@@ -22,7 +31,18 @@ def parse_parts(text: str) -> dict[str, str] | None:
 
     It has all three, in this order, none of them empty.
     """
-    names = ("experience", "think", "action")
-    found = re.search(".*?".join(rf"<{name}>(.*?)</{name}>" for name in names), text, re.DOTALL)
-    parts = dict(zip(names, map(str.strip, found.groups()), strict=True)) if found else {}
-    return parts if parts and all(parts.values()) else None
+    parts, end = dict[str, str](), 0
+    for name in ("experience", "think", "action"):
+        found = _held(text, name, end)
+        if found is None or not found[0].strip():
+            return None
+        parts[name], end = found[0].strip(), found[1]
+    return parts
+
+
+def _held(text: str, name: str, start: int = 0) -> tuple[str, int] | None:
+    """Return what the first pair of tags from `start` on holds, and its end."""
+    opening, closing = f"<{name}>", f"</{name}>"
+    begin = text.find(opening, start)
+    end = text.find(closing, begin) if begin >= 0 else -1
+    return None if end < 0 else (text[begin + len(opening) : end], end + len(closing))

@@ -6,12 +6,12 @@ Source: Yang et al. 2023, arXiv:2306.14898.
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trinity.common.workflows.envs.actions import last_action
 from trinity.common.workflows.envs.episode import EpisodeWorkflow, Game, Reply
 from trinity.common.workflows.envs.intercode_sql.database import ReadOnlyDatabase, Row, agreement, orders
 from trinity.common.workflows.registry import WORKFLOWS
@@ -22,12 +22,6 @@ one action between <action> and </action>. An action is one SELECT statement, wh
 submit, which hands in the result of your last statement as the answer. The tables are listed by \
 <action>SELECT name, sql FROM sqlite_master</action>"""
 SUBMIT = "submit"
-
-
-def parse_action(text: str) -> str:
-    """Return what stands between the last pair of action tags, or nothing."""
-    found = re.findall(r"<action>(.*?)</action>", text, re.DOTALL)
-    return found[-1].strip() if found else ""
 
 
 class SqlGame(Game):
@@ -71,7 +65,7 @@ class SqlGame(Game):
 
     def answer(self, text: str) -> Reply:
         """Execute a statement, or compare the last result."""
-        action = parse_action(text)
+        action = last_action(text)
         self.is_executed = bool(action)
         if not action:
             said = "There is no action. Write one SELECT statement, or submit, between <action> and </action>."
