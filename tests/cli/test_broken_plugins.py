@@ -72,3 +72,15 @@ def test_a_plugin_with_an_error_is_named_with_file_and_line_before_anything_star
     assert "Traceback" not in ended.output and ":None" not in ended.output, ended.output
     assert code != "E3902" or "E1701" not in ended.output, "whether that file registers it is not known"
     assert files(run.folder) == before, "no job, no log, no database"
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "debug workflow"])
+def test_a_folder_that_registers_nothing_is_warned_about(run: TinyRun, command: str) -> None:
+    for folder, name, text in (("plugins", "own.py", SOUND), ("empty", "helper.py", "VALUE = 3\n")):
+        (run.folder / folder).mkdir(exist_ok=True)
+        (run.folder / folder / name).write_text(text)
+    first, *words = COMMANDS[command]
+    folders = ("--plugin-dir", "plugins", "--plugin-dir", "empty")
+    ended = run.finish(words=(first, "--config", "run.yaml", *folders, *words))
+    assert "W3904" in ended.output and "empty registers nothing" in ended.output, ended.output
+    assert ended.status == (ExitCode.ENVIRONMENT if first == "debug" else ExitCode.DONE), ended.output

@@ -154,7 +154,7 @@ def test_a_runner_killed_on_ray_is_replaced_and_engines_there_take_a_broadcast(
         victim = watched.pid("explorer_runners_0")
         os.kill(victim, signal.SIGKILL)
         assert watched.end() == 0, watched.output
-    assert watched.pid("explorer_runners_2") != victim, "the third process, after one of each runner"
+    assert watched.pid("explorer_runners_2") != victim, "the third process, ready beside one of each runner"
     assert sum(line.get("rollout/runner_restart_count", 0) for line in run.lines("explorer")) == 1
     assert final_weights(run, last) == final_weights(whole, last)
     assert min(line["perf/sync_gb_per_second"] for line in run.lines("explorer") if line["step"] > 1) > 0

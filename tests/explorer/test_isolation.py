@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -196,6 +198,52 @@ def test_a_process_that_is_held_is_killed_within_a_second_of_the_deadline(
     due = began[0] + deadline_s
     allowed_s = 1.0 + sum(seconds for woken, seconds in late.items() if due <= woken and woken - seconds <= died[0])
     assert due <= died[0] <= due + allowed_s, (died[0] - due, allowed_s)
+
+
+def test_a_process_that_is_held_is_replaced_by_one_that_was_there_before(
+    rollouts: Rollouts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No attempt waits for a start, and what was used is followed by another."""
+    caplog.set_level(logging.INFO, logger="trinity")
+    config = rollouts.config(explorer={"rollout_model": {"dtype": "float32", "seed": 3}, "runners_per_process": 1})
+    task = of_batch(drastic(tmp_path, "hold", "hold", times=1), batch=1, index=0)
+
+    def started() -> list[int]:
+        lines = [record.getMessage() for record in caplog.records]
+        return [int(line.rpartition(" ")[2]) for line in lines if " is process " in line]
+
+    async def until_started(count: int) -> list[int]:
+        while len(started()) < count:
+            await asyncio.sleep(0.05)
+        return started()
+
+    async def scenario() -> list[Any]:
+        engine, runtime = create_inference_model(config), LocalRuntime()
+        await engine.prepare()
+        place = RunnerPlace(runtime, config, [engine], runner_count=1)
+        runner = ProcessRunner("one", place, max_timeout=60.0)
+        try:
+            await runner.prepare()
+            first, spare = await asyncio.wait_for(until_started(2), 120.0)
+            held, _ = await runner.attempt(task, range(1), timeout_s=2.0)
+            assert attempts(tmp_path, "hold") == [first]
+            again, _ = await runner.attempt(task, range(1), timeout_s=60.0)
+            assert attempts(tmp_path, "hold") == [first, spare]
+            *_, another = await asyncio.wait_for(until_started(3), 120.0)
+            os.kill(another, signal.SIGKILL)
+            while is_alive(another):
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)  # until the place has heard of it
+            lone = await place.alone().ready()
+            assert lone.pid not in (first, spare, another) and is_alive(lone.pid), "a spare that ended is not used"
+            return [*held, *again]
+        finally:
+            place.close()
+            await runtime.close(grace_s=5.0)
+            await engine.shutdown()
+
+    assert [type(outcome) for outcome in asyncio.run(scenario())] == [TimedOut, Completed]
+    assert not any(is_alive(pid) for pid in started())
 
 
 def test_a_late_attempt_lets_its_neighbours_go_on(

@@ -139,7 +139,7 @@ def test_a_directory_that_registers_nothing_is_warned_about(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING, logger="trinity"):
         load_plugins([nothing, useful])
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        f"[E3904] plugin directory {nothing} registers nothing"
+        f"[W3904] plugin folder {nothing} registers nothing"
     ]
 
 

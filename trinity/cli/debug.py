@@ -15,6 +15,7 @@ from trinity.common.errors import ExitCode
 if TYPE_CHECKING:
     from trinity.common.config import Config
     from trinity.launch.trial.debugged import Debugged
+    from trinity.launch.trial.output import Places
     from trinity.launch.trial.stage import TrialOptions
 
 INFERENCE_MODEL, WORKFLOW, VIEWER = MODULES = ("inference_model", "workflow", "viewer")
@@ -75,7 +76,7 @@ def debug(
             written = places(output_file, output_dir, is_profiled=False, is_kept=False).experiences
             _view(path, options, written, PORT if port is None else port)
         given = places(output_file, output_dir, is_profiled=profile, is_kept=disable_overwrite)
-        done = _attempt(path, options, tasks, given.profile if given.has_profile else None)
+        done = _attempt(path, options, tasks, given)
         write_rollouts(given.experiences, done.rollouts)
         _show(done, given.experiences)
     is_done = all(rollout.is_completed for rollout in done.rollouts)
@@ -109,17 +110,18 @@ def _view(path: Path, options: TrialOptions, written: Path, port: int) -> NoRetu
     serve_viewer(settings_of(viewed, url=str(written)), port=port, say=typer.echo)
 
 
-def _attempt(path: Path, options: TrialOptions, count: int, profile: Path | None) -> Debugged:
+def _attempt(path: Path, options: TrialOptions, count: int, given: Places) -> Debugged:
     from trinity.launch.trial.debugged import debug_tasks
     from trinity.launch.trial.profiling import profiled
     from trinity.launch.trial.session import first_tasks
     from trinity.launch.trial.stage import trial_stage
     from trinity.runtime.event_loop import run_event_loop
 
+    given.check()
     config: Config = trial_stage(path, options)
     tasks = first_tasks(config, count)
     classes = [each for task in tasks for each in (task.workflow, task.reward_fn)]
-    with profiled(profile, classes) if profile is not None else nullcontext() as written:
+    with profiled(given.profile, classes) if given.has_profile else nullcontext() as written:
         done = run_event_loop(debug_tasks(config, tasks, command=_start_command(path, options)))
     if written is not None:
         typer.echo(f"profile: {written}", err=True)

@@ -39,11 +39,14 @@ def try_tasks(
     It uses the engine, workflow and reward function of the file, and prints prompts, responses and scores.
     """
     from trinity.launch.trial.output import write_rollouts
+    from trinity.launch.trial.replaced import refuse_unfit
     from trinity.launch.trial.stage import TrialOptions
 
     options = TrialOptions(tuple(set_ or ()), tuple(plugin_dir or ()), stage)
     path = chosen_file(file, config)
     with ended_with():
+        if output is not None:
+            refuse_unfit(output)
         rollouts, words = _tried(path, options, tasks, repeat_times)
         if output is not None:
             write_rollouts(output, rollouts)

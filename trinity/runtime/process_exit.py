@@ -20,6 +20,7 @@ _last_words: list[Callable[[int], object]] = []
 _hosts: list[Callable[[int], object]] = []
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 left_behind: list[object] = []
 """Calls that ignored their cancellation; collecting one would run its code once more, perhaps for ever."""
@@ -34,6 +35,15 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants that lose theirs.
+
+    Without it, on Linux and always elsewhere, the first process of the machine is.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def leave(status: int) -> NoReturn:

@@ -108,7 +108,8 @@ def _load_directory(directory: Path) -> list[str]:
     loaded = [_load_file(path) for path in files]
     if not any(_scan_file(path) for path in files):
         get_logger("plugins").warning(
-            "[E3904] plugin directory %s registers nothing; its *.py files should call register_module",
+            "[W3904] plugin folder %s registers nothing; register its classes and functions with register_module in "
+            "its *.py files, or leave the folder out",
             directory,
         )
     return loaded

@@ -185,6 +185,16 @@ def test_a_plugin_name_is_known_and_a_computed_one_is_left_to_the_run(tmp_path: 
     assert [p.code for p in examine(tmp_path / "run.yaml", catalogue=known)[1]] == ["W1701"]
 
 
+def test_a_folder_that_registers_nothing_is_warned_about(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("VALUE = 3\n")
+    (problem,) = read_plugins([tmp_path]).problems
+    assert (problem.code, problem.is_error) == ("W3904", False) and f"{tmp_path} registers nothing" in problem.message
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    assert not read_plugins([tmp_path]).problems
+    (tmp_path / "mine.py").write_text("x = 1\ndef f(:\n")
+    assert [each.code for each in read_plugins([tmp_path]).problems] == ["E3902"], "what it registers is not known"
+
+
 def test_plugin_files_with_errors_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
     problem = read_plugins([tmp_path]).problems[0]

@@ -67,7 +67,10 @@ def read_plugins(
     sources: list[PluginSource] = []
     for folder in dirs:
         if folder.is_dir():
-            sources += [source for path in plugin_files(folder) if (source := _read_file(path, scan)) is not None]
+            read = [_read_file(path, scan) for path in plugin_files(folder)]
+            sources += [source for source in read if source is not None]
+            if not any(source is None or any(source.registrations()) for source in read):
+                scan.problems.append(_nothing_in(folder))
             continue
         message = f"plugin folder {folder} {'is a file' if folder.exists() else 'does not exist'}"
         scan.problems.append(
@@ -94,6 +97,12 @@ def _read_file(path: Path, scan: PluginScan) -> PluginSource | None:
         scan.problems.append(Finding("E3901", "--plugin-dir", message, file=str(path)))
     scan.has_unknown = True  # what it registers
     return None
+
+
+def _nothing_in(folder: Path) -> Finding:
+    message = f"plugin folder {folder} registers nothing, so that its names are not known"
+    way_out = "register its classes and functions with register_module in its *.py files, or leave the folder out"
+    return Finding("W3904", "--plugin-dir", message, value=str(folder), suggestion=way_out)
 
 
 def _not_imported(path: Path, line: int, reason: str, *, column: int | None = None) -> Finding:

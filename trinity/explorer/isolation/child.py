@@ -29,6 +29,7 @@ from trinity.explorer.outcome import Outcome
 from trinity.explorer.runner import WorkflowRunner
 from trinity.explorer.wrappers import auxiliary_wrappers, wrapper
 from trinity.runtime.batched import BatchedCalls, BatchedHost, Call, Fetched, Result
+from trinity.runtime.process_exit import adopt_orphans
 
 NO_DEADLINE_S = 1e9
 VOCABULARY_TIMEOUT_S = 60.0
@@ -168,6 +169,7 @@ class RunnerProcess:
         if not self._engines:
             limit_bytes = self._config.explorer.runner_memory_bytes
             if limit_bytes is not None:
+                adopt_orphans()
                 limit_memory(os.getpid(), limit_bytes)
             self._engines = [DistantEngine(self._calls, index) for index in range(self._count)]
 

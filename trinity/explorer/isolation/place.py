@@ -28,6 +28,9 @@ class RunnerPlace:
     Runner number i is in process i modulo their number: as many as there are cores, unless
     `explorer.runners_per_process` says how many runners share one.
 
+    One more process is kept ready, so that a process that is retired or killed is replaced at once: a start takes
+    seconds. It begins when the first process has started, and anew whenever it was used.
+
     Args:
         runtime: starts the processes.
         config: the run's configuration.
@@ -44,6 +47,7 @@ class RunnerPlace:
         self._numbers = itertools.count()
         self._slots = itertools.count()
         self._alive: set[SharedProcess] = set()
+        self._spare: SharedProcess | None = None
         each = config.explorer.runners_per_process
         count = min(runner_count, runtime.core_count) if each is None else -(-runner_count // each)
         self._processes = [self._new() for _ in range(count)]
@@ -64,15 +68,15 @@ class RunnerPlace:
         return next(self._slots)
 
     def process(self, slot: int) -> SharedProcess:
-        """Return the process of a slot; a new one where the last was retired."""
+        """Return the process of a slot; another one where the last was retired."""
         index = slot % len(self._processes)
         if self._processes[index].is_retired:
-            self._processes[index] = self._new()
+            self._processes[index] = self._replacement()
         return self._processes[index]
 
     def alone(self) -> SharedProcess:
-        """Return a new process for one runner."""
-        return self._new()
+        """Return an unused process for one runner."""
+        return self._replacement()
 
     def retire(self, process: SharedProcess) -> bool:
         """Retire a process, which ends once its attempts have ended.
@@ -140,12 +144,29 @@ class RunnerPlace:
                     logger.warning("the process %s did not start: %s", name, error)
                     failure = error
                 else:
+                    self._keep_spare()
                     return handle
         raise WorkflowError(
             f"the process {name} did not start in {explorer.runner_prepare_max_retries + 1} attempts "
             f"(explorer.runner_prepare_max_retries + 1): {failure}",
             code="E5634",
         ) from failure
+
+    def _replacement(self) -> SharedProcess:
+        """Return the spare process, or a new one if it is gone."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.is_lost:
+            spare.retire()
+            spare = None
+        replacement = self._new() if spare is None else spare
+        self._keep_spare()
+        return replacement
+
+    def _keep_spare(self) -> None:
+        """Start a spare process if there is none; wait for nothing."""
+        if self._spare is None:
+            self._spare = self._new()
+            self._spare.begin()
 
     def _new(self) -> SharedProcess:
         process = SharedProcess(f"runners_{next(self._numbers)}", self)

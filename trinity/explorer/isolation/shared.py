@@ -132,6 +132,11 @@ class SharedProcess:
         """Whether more than one runner has worked in it."""
         return len(self._users) > 1
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was retired, or started and ended since."""
+        return self.is_retired or (self._serving is not None and self._serving.done())
+
     async def is_alive(self, *, patience: float = 1.0) -> bool:
         """Return whether the process says so at once.
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity.common.errors import EnvironmentProblem
 from trinity.common.experience_id import EID
+from trinity.launch.trial.profiling import profile_file
+from trinity.launch.trial.replaced import BUFFER, refuse_unfit, unwritable
 from trinity.launch.trial.session import BATCH
 
 if TYPE_CHECKING:
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
 
 JSON = (".json", ".jsonl")
 PROFILE = ".html"
-BUFFER = "debug_buffer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,16 @@ class Places:
     experiences: Path
     profile: Path
     has_profile: bool
+
+    def check(self) -> None:
+        """Refuse places where a file cannot, or must not, be written.
+
+        Raises:
+            EnvironmentProblem: one of the files (E3433).
+        """
+        refuse_unfit(self.experiences)
+        if self.has_profile:
+            refuse_unfit(profile_file(self.profile))
 
 
 def places(file: Path | None, folder: Path, *, is_profiled: bool, is_kept: bool) -> Places:
@@ -64,23 +76,29 @@ def _now() -> str:
 def write_rollouts(file: Path, rollouts: Sequence[Rollout]) -> None:
     """Write rollouts in the place of what `file` was.
 
-    Lines of JSON, one a rollout, or a database with the table `experience`, whose rows are the experiences.
+    Lines of JSON, one a rollout, or a database with the table `experience`, whose rows are the experiences. What was
+    there is lost only once the new file is complete.
 
     Raises:
-        EnvironmentProblem: it cannot be written (E3433).
+        EnvironmentProblem: it cannot be written, or what is there is not from an earlier call (E3433).
     """
+    from sqlalchemy.exc import OperationalError
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        if file.suffix in JSON:
-            lines = [json.dumps(rollout.facts(), ensure_ascii=True) + "\n" for rollout in rollouts]
-            file.write_text("".join(lines), encoding="utf-8")
-        else:
-            _write_table(file, [exp for rollout in rollouts for exp in _identified(rollout)])
+        refuse_unfit(file)
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as folder:
+            made = Path(folder) / file.name
+            if file.suffix in JSON:
+                lines = [json.dumps(rollout.facts(), ensure_ascii=True) + "\n" for rollout in rollouts]
+                made.write_text("".join(lines), encoding="utf-8")
+            else:
+                _write_table(made, [exp for rollout in rollouts for exp in _identified(rollout)])
+            os.replace(made, file)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{file} cannot be written: {error.strerror}; give another file", code="E3433"
-        ) from error
+        raise unwritable(file, str(error.strerror)) from error
+    except OperationalError as error:
+        raise unwritable(file, str(error.orig)) from error
 
 
 def _identified(rollout: Rollout) -> Iterator[Experience]:

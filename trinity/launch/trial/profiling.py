@@ -20,6 +20,16 @@ from trinity.utils.packages import is_installed
 
 INTERVAL_S = 0.002
 MAX_LINES = 40
+PAGE = ".html"
+
+
+def profile_file(place: Path) -> Path:
+    """Return the file of a profile: a page with VizTracer, else a text.
+
+    Args:
+        place: the file without its ending.
+    """
+    return place.with_name(place.name + (PAGE if is_installed("viztracer") else ".txt"))
 
 
 @contextmanager
@@ -30,15 +40,14 @@ def profiled(place: Path, classes: Iterable[Any]) -> Iterator[Path]:
         place: the file without its ending.
         classes: workflow and reward function, whose calls count where VizTracer is not installed.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if is_installed("viztracer"):
+    file = profile_file(place)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == PAGE:
         from viztracer import VizTracer
 
-        file = place.with_name(place.name + ".html")
         with VizTracer(output_file=str(file), verbose=0):
             yield file
         return
-    file = place.with_name(place.name + ".txt")
     sampler = StackSampler(classes)
     sampler.start()
     try:
