@@ -15,9 +15,9 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tests.common.models.families import family_tokenizer
-from tests.common.models.test_answer_parsers import SAID, TOOLS
+from tests.common.models.test_answer_parsers import NAMES, SAYINGS, TOOLS, calls
 from trinity.common.config.model import InferenceModelConfig, ModelConfig
-from trinity.common.constants import REASONING_PARSERS, TOOL_CALL_PARSERS
+from trinity.common.constants import REASONING_PARSERS
 from trinity.common.models.answer_parsers import AnswerParser
 from trinity.common.models.generate_params import GenerateParams
 from trinity.common.models.model import ModelWrapper
@@ -30,8 +30,8 @@ from trinity.explorer.policy_model import PolicyModel
 
 ASK = [{"role": "user", "content": "add"}]
 MARKS = (
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
 )  # fmt: skip
 Message = tuple[str, str, list[tuple[str, Any]]]
 
@@ -81,16 +81,16 @@ def endpoint() -> Iterator[Endpoint]:
 
 def whole(answer: Any) -> Message:
     (choice,) = answer.choices
-    calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or ()]
-    return choice.message.content or "", getattr(choice.message, "reasoning_content", None) or "", calls
+    made = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or ()]
+    return choice.message.content or "", getattr(choice.message, "reasoning_content", None) or "", made
 
 
 def streamed(chunks: Any) -> Message:
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    made = [call for delta in deltas for call in delta.tool_calls or ()]
-    calls = [(call.function.name, json.loads(call.function.arguments)) for call in made]
+    said = [call for delta in deltas for call in delta.tool_calls or ()]
+    made = [(call.function.name, json.loads(call.function.arguments)) for call in said]
     thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
-    return "".join(delta.content or "" for delta in deltas), "".join(thoughts), calls
+    return "".join(delta.content or "" for delta in deltas), "".join(thoughts), made
 
 
 def asker(folder: Path, endpoint: Endpoint, form: str | None, thoughts: str | None) -> Callable[..., Message]:
@@ -114,32 +114,27 @@ def asker(folder: Path, endpoint: Endpoint, form: str | None, thoughts: str | No
 
 
 @pytest.mark.parametrize("thoughts", [None, *REASONING_PARSERS])
-@pytest.mark.parametrize("form", [None, *TOOL_CALL_PARSERS])
+@pytest.mark.parametrize(("form", "called"), [(None, ""), *SAYINGS], ids=["none", *NAMES])
 def test_stop_strings_change_nothing_before_them(
-    folder: Path, endpoint: Endpoint, form: str | None, thoughts: str | None
+    folder: Path, endpoint: Endpoint, form: str | None, called: str, thoughts: str | None
 ) -> None:
     if form is None and thoughts is None:
         return
     thought = "" if thoughts is None else "<think>\nwell 数 </think>\n\n"
-    said = thought + ("" if form == "llama3_json" else "I add.\n") + ("" if form is None else SAID[form])
+    said = thought + ("" if form == "llama3_json" else "I add.\n") + called
     parsed = AnswerParser(form, thoughts).message(said, tools=TOOLS)
-    called = [call["function"] for call in parsed.get("tool_calls", ())]
-    expected = (
-        parsed["content"],
-        parsed.get("reasoning_content", ""),
-        [(call["name"], call["arguments"]) for call in called],
-    )
+    expected = (parsed["content"], parsed.get("reasoning_content", ""), calls(parsed))
     cases = [(said, None), (said, ["never"]), (said, "¶"), (f"{said}\nEND, and more", ["never", "END,"])]
     ask = asker(folder, endpoint, form, thoughts)
     for (text, stop), stream in itertools.product(cases, (False, True)):
         assert ask(text, stop, stream) == expected, (stop, stream)
 
 
-@pytest.mark.parametrize("form", TOOL_CALL_PARSERS)
-def test_whatever_is_said_a_stream_is_its_whole(folder: Path, endpoint: Endpoint, form: str) -> None:
+@pytest.mark.parametrize(("form", "called"), SAYINGS, ids=NAMES)
+def test_whatever_is_said_a_stream_is_its_whole(folder: Path, endpoint: Endpoint, form: str, called: str) -> None:
     """Marks stand anywhere, also within what would be a stop string without them."""
     ask, rng = asker(folder, endpoint, form, "qwen3"), random.Random(form)
-    pieces = [*MARKS[2:], SAID[form], *"abc \n"]
+    pieces = [*MARKS[2:], called, *"abc \n"]
     for _ in range(30):
         thought = "".join(rng.choices(pieces, k=4))
         said = rng.choice(["", f"<think>{thought}</think>", f"<think>{thought}"]) + "".join(rng.choices(pieces, k=6))

@@ -46,6 +46,7 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
         "content": "json",
         "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
         "transform_each": True,
+        "repeats": False,
     },
     "glm45": {
         "open_pattern": r"\s*<tool_call>(?P<name>[^<\n]+)\n?",
@@ -66,6 +67,15 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 assert tuple(_CALLS) == TOOL_CALL_PARSERS, "the configuration knows the forms"
+# What newer models of the same name write.
+_NEWER_CALLS: Mapping[str, Mapping[str, Any]] = {
+    "mistral": {
+        "open_pattern": (r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\]|(?=\{))"),
+        "close_pattern": r"(?=\[TOOL_CALLS\])",
+        "content": "json",
+        "transform": _CALL,
+    },
+}
 # Texts with which a call may begin; before them an answer is not a call.
 _CALL_MARKS: Mapping[str, tuple[str, ...]] = {
     "hermes": ("<tool_call>",),
@@ -89,7 +99,8 @@ class AnswerParser:
     def __init__(self, tool_calls: str | None, thoughts: str | None) -> None:
         self._thought = None if thoughts is None else _THOUGHTS[thoughts]
         self._marks = () if tool_calls is None else _CALL_MARKS[tool_calls]
-        self._call = None if tool_calls is None else {**_CALLS[tool_calls], "repeats": tool_calls != "mistral"}
+        found = () if tool_calls is None else (_CALLS[tool_calls], _NEWER_CALLS.get(tool_calls))
+        self._calls = [{"repeats": True, **form} for form in found if form is not None]
 
     @property
     def thought(self) -> tuple[str, str] | None:
@@ -115,8 +126,11 @@ class AnswerParser:
         fields: dict[str, Any] = {"content": _TEXT}
         if self._thought is not None:
             fields["thinking"] = self._thought
-        called = {"tool_calls": self._call} if self._call is not None and tools else {}
-        parsed = _parsed(text, fields | called, opening, tools) or _parsed(text, fields, opening, tools)
+        parsed = None
+        for called in [{"tool_calls": form} for form in self._calls if tools] + [{}]:
+            parsed = _parsed(text, fields | called, opening, tools)
+            if parsed is not None and parsed[1]:
+                break
         if parsed is None:
             return {"role": "assistant", "content": text}
         found, calls = parsed
