@@ -78,7 +78,7 @@ class Restarted(MultiTurnWorkflow):
         return made
 
 
-def test_turns_of_a_conversation_that_are_tokenised_anew_are_counted(rollouts: Rollouts) -> None:
+def test_turns_of_a_conversation_that_were_not_sampled_are_counted(rollouts: Rollouts) -> None:
     result = rollouts.run([make(Restarted, 2, act="ok")], max_retry_times=0)
     metrics = rollout_metrics(result)
     assert (metrics["rollout/finished_task_count"], metrics["rollout/retokenised_turn_count"]) == (1, 2)

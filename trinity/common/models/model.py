@@ -240,7 +240,7 @@ class ModelWrapper:
 
         Responses of this rollout have the tokens that were sampled, and, at no other `temperature`, their
         log-probabilities. If they are not one sequence, this is the last of several; the others are trained with it.
-        Other responses are tokenised anew and scored; `info["retokenised_turns"]` is their number.
+        Other responses are tokenised from their text and scored; `info["retokenised_turns"]` is their number.
         """
         convert = partial(
             self.model.convert_messages_to_experience,

@@ -1,10 +1,10 @@
 """A conversation as one experience, with the tokens of what was sampled.
 
     every response was sampled   the tokens as sampled, in as many sequences as the calls form
-    some were not                each of these is tokenised anew, and stands among the others as a call does
+    some were not                each of these is tokenised from its text, and stands among the others as a call does
     none was                     one sequence, which is tokenised as a whole
 
-Nothing is tokenised anew without a mark: `info["retokenised_turns"]` is the number of such responses.
+No text is tokenised without a mark: `info["retokenised_turns"]` is the number of such responses.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def converted(
         score: replaces the log-probabilities as sampled; None: they stay.
     """
     parts = await _parts(messages, calls, convert)
-    anew = sum(call is None for call in calls.values()) if parts else len(calls)
+    unsampled = sum(call is None for call in calls.values()) if parts else len(calls)
     if parts:
         sequences = [replace(each, truncate_status=None, info=dict(each.info)) for each in trajectories(parts)]
         sequences[-1].messages = [dict(message) for message in messages]
@@ -67,8 +67,8 @@ async def converted(
     if parts and score is not None:
         for each in sequences:
             each.logprobs = (await score(each.tokens.tolist()))[each.prompt_length - 1 :]
-    if anew:
-        sequences[-1].info[RETOKENISED] = anew
+    if unsampled:
+        sequences[-1].info[RETOKENISED] = unsampled
         _tell_of_retokenised()
     return sequences[0] if len(sequences) == 1 else _whole(sequences)
 
@@ -150,7 +150,7 @@ def _last_turn(made: Experience) -> Experience:
 def _tell_of_retokenised() -> None:
     logger.warning(
         "a conversation that became an experience has responses that were not sampled in it, or came back in other "
-        "words; they are tokenised anew, trained with log-probabilities of the current weights, and counted "
+        "words; they are tokenised from their text, trained with log-probabilities of the current weights, and counted "
         "(rollout/retokenised_turn_count, and info[%r] of the experience)",
         RETOKENISED,
     )

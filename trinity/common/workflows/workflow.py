@@ -174,8 +174,8 @@ class MultiTurnWorkflow(Workflow):
         """Return the conversation as one experience.
 
         Its action mask covers all responses. If their calls are not one sequence, this is the last, and the rollout
-        also gets the earlier ones, with this reward. A response that was not sampled in the rollout is tokenised anew;
-        `info["retokenised_turns"]` counts these.
+        also gets the earlier ones, with this reward. A response that was not sampled in the rollout is tokenised
+        from its text; `info["retokenised_turns"]` counts these.
 
         Args:
             messages: the conversation, system prompt included.
