@@ -124,11 +124,13 @@ def test_the_plugin_example_is_used_by_the_run(finished_run: Path) -> None:
     explored = next(line for line in lines if line["actor"] == "explorer" and line["step"] == 1)
     assert explored["rollout/finished_task_count"] == 2
     assert explored["rollout/failed_run_count"] == explored["rollout/rejected_run_count"] == 0
-    assert explored["experience_pipeline/short_bonus/short_count"] == 4
+    short = explored["experience_pipeline/short_bonus/short_count"]
+    assert 4 <= short <= 8, "four rollouts of two turns; one whose turns are not one sequence has two experiences"
     assert 0 <= explored["rollout/digit_share/mean"] <= 1
     trained = next(line for line in lines if line["actor"] == "trainer")
-    assert trained["sample/experience_count"] == 4
-    assert trained["critic/rewards/mean"] == pytest.approx(explored["rollout/reward/mean"] + 0.1)
+    assert trained["sample/experience_count"] == short
+    assert explored["rollout/reward/mean"] >= 0
+    assert trained["critic/rewards/min"] > 0.1 - 1e-6, "each has the bonus beside its share of digits"
 
 
 @pytest.mark.parametrize("name", ["docs/running.md", "docs/architecture.md", "docs/differences.md"])

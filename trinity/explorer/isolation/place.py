@@ -29,7 +29,7 @@ class RunnerPlace:
     `explorer.runners_per_process` says how many runners share one.
 
     One more process is kept ready, so that a process that is retired or killed is replaced at once: a start takes
-    seconds. It begins when the first process has started, and anew whenever it was used.
+    seconds. It begins when the first process has started, and again whenever it was used.
 
     Args:
         runtime: starts the processes.
