@@ -36,7 +36,7 @@ from trinity.engine.image_prompts import ImagePrompts, SeenPrompt, required
 from trinity.engine.sample import Sample, unanswered
 from trinity.engine.sampler import noise_key
 from trinity.engine.settings import EngineSettings
-from trinity.engine.stopping import stop_at_end, text_before
+from trinity.engine.stopping import stop_at_end, text_of
 from trinity.utils.log import get_logger
 
 
@@ -214,13 +214,8 @@ class LocalModel(ABC):
     def _parse(self, experience: Experience, tools: list[dict[str, Any]] | None) -> None:
         """Store the message that a response holds, if it is more than text."""
         assert self._parser is not None, "only called with one"
-        response, stop = experience.tokens[experience.prompt_length :].tolist(), experience.info.get("stop_text")
-        if stop is None:
-            is_ended = experience.info["finish_reason"] == "stop"
-            text = decode_tokens(self.tokenizer, response[:-1] if is_ended else response)
-        else:
-            text = text_before(self.tokenizer, response, stop)
-        message = self._parser.message(text, prompt=experience.prompt_text or "", tools=tools)
+        text, prompt = text_of(self.tokenizer, experience), experience.prompt_text or ""
+        message = self._parser.message(text, prompt=prompt, tools=tools)
         if message.keys() - {"role", "content"}:
             experience.info["message"] = message
 

@@ -15,6 +15,8 @@ from trinity.common.models.chat_template import decode_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from trinity.common.experience import Experience
+
 
 class Stop(NamedTuple):
     """A stop string in a text.
@@ -40,6 +42,15 @@ def stop_at_end(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops
     known = len(commonprefix([decode_tokens(tokenizer, tokens[:-1], skip_special=True), text]))
     found = [Stop(stop, text.find(stop, max(0, known + 1 - len(stop)))) for stop in stops]
     return min((stop for stop in found if stop.start >= 0), key=lambda stop: stop.start + len(stop.text), default=None)
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, experience: Experience) -> str:
+    """Return the text of a response, special tokens included, before its end."""
+    response, stop = experience.tokens[experience.prompt_length :].tolist(), experience.info.get("stop_text")
+    if stop is not None:
+        return text_before(tokenizer, response, stop)
+    is_ended = experience.info["finish_reason"] == "stop"
+    return decode_tokens(tokenizer, response[:-1] if is_ended else response)
 
 
 def text_before(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stop_text: str) -> str:
