@@ -125,7 +125,7 @@ def test_flex_attention_over_a_forest_is_that_of_the_library(rule: str) -> None:
 
 
 def test_a_device_shares_prefixes_only_if_its_kernel_is_right() -> None:
-    """The check itself, with a kernel that is right and one that forgets the mask."""
+    """The check itself, also within a pass without gradients: a kernel that is right, that forgets, that fails."""
 
     def written_out(
         q: Tensor, k: Tensor, v: Tensor, *, block_mask: BlockMask | None, **_: object
@@ -138,9 +138,16 @@ def test_a_device_shares_prefixes_only_if_its_kernel_is_right() -> None:
     def forgetful(q: Tensor, k: Tensor, v: Tensor, **_: object) -> tuple[Tensor, None]:
         return written_out(q, k, v, block_mask=None)
 
+    def failing(q: Tensor, k: Tensor, v: Tensor, **_: object) -> tuple[Tensor, None]:
+        raise RuntimeError("no kernel for this size")
+
+    state = torch.get_rng_state()
     for dtype, tolerance in flex._TOLERANCES.items():
-        assert flex._error_of_forest(torch.device("cpu"), dtype, compute=written_out) <= tolerance
-        assert flex._error_of_forest(torch.device("cpu"), dtype, compute=forgetful) > 10 * tolerance
+        with torch.no_grad():
+            assert flex._error_of_forest(torch.device("cpu"), dtype, compute=written_out) <= tolerance
+            assert 10 * tolerance < flex._error_of_forest(torch.device("cpu"), dtype, compute=forgetful) < float("inf")
+            assert flex._error_of_forest(torch.device("cpu"), dtype, compute=failing) == float("inf")
+    assert torch.equal(torch.get_rng_state(), state)
     assert not flex.forest_works(torch.device("cpu"))
 
 
